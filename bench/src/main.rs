@@ -206,12 +206,7 @@ fn survive(options: &Options) -> Result<Report> {
     options.check(&parts)?;
     let mut report = if options.has("store") { survive::run(options)? } else { Report::default() };
     if take_over::PARTS.iter().any(|part| options.has(part)) {
-        match take_over::run(options) {
-            Err(error) if error.kind() == uzram::ErrorKind::Unsupported => {
-                report.note(format!("daemons not measured: {error}"));
-            }
-            measured => report.append(measured?),
-        }
+        report.part("daemons", take_over::run(options))?;
     }
     Ok(report)
 }

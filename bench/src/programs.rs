@@ -5,13 +5,12 @@
 //! which the measurements share. What cannot be measured is left out, and a note says why.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use uzram::codec::{Algorithm, Encoder, Kind, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block::disk_obstacle;
+use crate::block::check_disk;
 use crate::block::swap::{self, in_turn_with};
 use crate::block::swap_area::Side;
 use crate::codecs;
@@ -92,23 +91,11 @@ fn measure(options: &Options, dir: &Path, programs: Option<&Processes>, report: 
     report.append(device::run(&Bench { comparison, size_bytes: None, against, memory: false })?);
     let python = names.contains(&PYTHON).then(|| dir.join(format!("{PYTHON}.bin")));
     let lz4 = |path: &Path| Options { algorithm: Kind::Lz4.into(), ..on(path) };
-    let swapped = python.as_deref().ok_or_else(|| unsupported(format!("{PYTHON} was left out")));
-    note_unless(swapped.and_then(|path| swap_out(options, &algorithm, path, report)), "swap-out", report)?;
-    let parked = large_python(options, dir, report)?.or(python);
-    let parked = parked.ok_or_else(|| unsupported(format!("{PYTHON} was left out")));
-    let parked = parked.and_then(|path| recompression::parked(&lz4(&path), report));
-    note_unless(parked, "a parked program", report)
-}
-
-/// Turns what is not possible here into a note.
-fn note_unless(outcome: Result<()>, what: &str, report: &mut Report) -> Result<()> {
-    match outcome {
-        Err(error) if error.kind() == ErrorKind::Unsupported => {
-            report.note(format!("{what} not measured: {error}"));
-            Ok(())
-        }
-        outcome => outcome,
-    }
+    let left_out = || unsupported(format!("{PYTHON} was left out"));
+    let swapped = python.as_deref().ok_or_else(left_out);
+    report.part("swap-out", swapped.and_then(|path| swap_out(options, &algorithm, path)))?;
+    let parked = large_python(options, dir, report)?.or(python).ok_or_else(left_out);
+    report.part("a parked program", parked.and_then(|path| recompression::parked(&lz4(&path))))
 }
 
 /// Starts a large Python and saves its pages, or adds a note that says why not.
@@ -216,19 +203,20 @@ fn compare_codecs(
 }
 
 /// Measures a heap of Python that is swapped out to areas with the algorithm and with lz4.
-fn swap_out(options: &Options, algorithm: &Algorithm, python: &Path, report: &mut Report) -> Result<()> {
-    let obstacle = disk_obstacle(options.uzram()?)?.or_else(swap::obstacle);
-    obstacle.map_or(Ok(()), |obstacle| Err(unsupported(obstacle)))?;
+fn swap_out(options: &Options, algorithm: &Algorithm, python: &Path) -> Result<Report> {
+    check_disk(options.uzram()?)?;
+    swap::check()?;
+    let mut report = Report::default();
     let names = [algorithm.to_string(), Kind::Lz4.name().to_owned()];
     let daemons = names.each_ref().map(|name| ["--algorithm", name.as_str()]);
     let sides = daemons.each_ref().map(|daemon| Side::Uzram(daemon));
-    let turns = in_turn_with(options, python, sides, Duration::ZERO)?;
+    let turns = in_turn_with(options, python, sides)?;
     for (name, figure) in &swap::FIGURES[..2] {
         let [ours, of_lz4] = turns.each_ref().map(|turns| each(turns, *figure));
         report.compared("a Python heap in swap", name, ["memory", "lz4"], [&ours, &of_lz4]);
         report.ratio("a Python heap in swap", name, "speed", [&of_lz4, &ours]);
     }
-    Ok(())
+    Ok(report)
 }
 
 #[cfg(test)]

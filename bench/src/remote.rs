@@ -19,11 +19,11 @@ use uzram_remote::{
 };
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
-use crate::harness::process::{Process, is_missing, run_to_end};
+use crate::harness::process::{Process, require, run_to_end};
 use crate::harness::report::{FigureOf, each};
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::quantile;
-use crate::harness::{Options, Report, unsupported};
+use crate::harness::{Options, Report};
 
 /// How long the server may take to get ready, and redis-benchmark to end.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -43,11 +43,7 @@ pub fn run(options: &Options) -> Result<Report> {
     const SIDES: [&str; 2] = ["uzram", "redis-benchmark"];
     const FILES: [&str; 2] = ["encrypted", "not encrypted"];
     options.check(&[])?;
-    if let Some(name) =
-        ["redis-server", "redis-cli", "redis-benchmark"].into_iter().find(|name| is_missing(name))
-    {
-        return Err(unsupported(format!("{name} is missing")));
-    }
+    require(&["redis-server", "redis-cli", "redis-benchmark"])?;
     let server = Server::start()?;
     let (pages, reads) = options.amount((32_768, 8192), (2048, 200));
     let corpus = corpus::build(Kind::Mixed, pages)?;

@@ -18,9 +18,9 @@ use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::harness::report::{each, mib};
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};
-use crate::harness::stats::{median, median_ratio};
+use crate::harness::stats::median;
 use crate::harness::{Options, Report, unsupported};
-use crate::pager::unmap::kernel_obstacle;
+use crate::pager::unmap::check_kernel;
 use crate::workload::{Amounts, Trial, Watched, Workload, temporary, watch};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
@@ -49,17 +49,12 @@ pub fn run(options: &Options) -> Result<Report> {
         return Err(unsupported(format!("there is no {}", library.display())));
     }
     let mut report = Report::default();
-    let kernel = kernel_obstacle().or_else(Cgroup::obstacle);
-    if let Some(obstacle) = &kernel {
-        report.note(format!("programs in less memory not compared with kernel zram: {obstacle}"));
+    let kernel = check_kernel().and_then(|()| Cgroup::check());
+    if let Err(error) = &kernel {
+        report.note(format!("programs in less memory not compared with kernel zram: {error}"));
     }
     for workload in Workload::LIMITED {
-        match workload.missing() {
-            Some(name) => {
-                report.note(format!("{} not measured: the program {name} is missing", workload.name()));
-            }
-            None => measure(options, uzram, workload, kernel.is_none(), &mut report)?,
-        }
+        report.part(workload.name(), measure(options, uzram, workload, kernel.is_ok()))?;
     }
     let ratios: Vec<f64> = report.column(TABLE, "ratio").collect();
     if !ratios.is_empty() {
@@ -68,14 +63,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     let beyond = report.column(TABLE, "beyond limit MiB").fold(f64::NAN, f64::max);
     report.row("all programs", "uzram run", &[("most beyond the limit MiB", beyond)]);
-    match (mimalloc(), Workload::Python.missing()) {
-        (Some(library), None) => {
-            let ratio = fitting_ratio(options, uzram, &library)?;
-            report.row("run, memory that fits", "python", &[("time / plain mimalloc", ratio)]);
-        }
-        (_, Some(name)) => report.note(format!("memory that fits not measured: {name} is missing")),
-        (None, None) => report.note("memory that fits not measured: there is no libmimalloc"),
-    }
+    report.part("memory that fits", fitting(options, uzram))?;
     report.row("run, starting", "/bin/true", &[("ms more", start_ms(options, uzram)?)]);
     Ok(report)
 }
@@ -91,13 +79,9 @@ fn amounts(options: &Options) -> Amounts {
     options.amount(Amounts::default(), Amounts::small())
 }
 
-fn measure(
-    options: &Options,
-    uzram: &Path,
-    workload: Workload,
-    with_kernel: bool,
-    report: &mut Report,
-) -> Result<()> {
+fn measure(options: &Options, uzram: &Path, workload: Workload, with_kernel: bool) -> Result<Report> {
+    workload.check()?;
+    let mut report = Report::default();
     let (amounts, name) = (amounts(options), workload.name());
     let trial = Trial::new(workload, &amounts, &options.dir, PATIENCE, &options.stop)?;
     let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
@@ -144,7 +128,7 @@ fn measure(
     if raised > 0 {
         report.note(format!("{name}: the cgroup's limit was raised for a moment {raised} times"));
     }
-    Ok(())
+    Ok(report)
 }
 
 fn mimalloc() -> Option<PathBuf> {
@@ -152,8 +136,10 @@ fn mimalloc() -> Option<PathBuf> {
     places.into_iter().find(|place| place.exists())
 }
 
-/// Returns the time of a program whose memory fits, divided by that with plain mimalloc.
-fn fitting_ratio(options: &Options, uzram: &Path, mimalloc: &Path) -> Result<f64> {
+/// Measures the time of a program whose memory fits, divided by that with plain mimalloc.
+fn fitting(options: &Options, uzram: &Path) -> Result<Report> {
+    Workload::Python.check()?;
+    let mimalloc = mimalloc().ok_or_else(|| unsupported("there is no libmimalloc"))?;
     let dir = temporary(&options.dir)?;
     let (part, of) = FITTING_SHARE;
     let amounts = amounts(options);
@@ -169,7 +155,9 @@ fn fitting_ratio(options: &Options, uzram: &Path, mimalloc: &Path) -> Result<f64
         let mut command = Workload::Python.command(dir.path(), &amounts, &prefixes[which]);
         Ok(watch(&mut command, PATIENCE, || options.stop.load(Ordering::Relaxed))?.seconds)
     })?;
-    Ok(median_ratio(&limited, &plain))
+    let mut report = Report::default();
+    report.ratio("run, memory that fits", "python", "time / plain mimalloc", [&limited, &plain]);
+    Ok(report)
 }
 
 /// Returns by how much longer a program takes that does nothing, in milliseconds.
@@ -199,8 +187,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let amounts = Amounts { sort_bytes: 1 << 16, sqlite_rows: 1000, python_mib: 1, ..Amounts::small() };
         for workload in [Workload::Sort, Workload::Sqlite, Workload::Python] {
-            if let Some(name) = workload.missing() {
-                println!("left out: the program {name} is missing");
+            if let Err(error) = workload.check() {
+                println!("left out: {error}");
                 continue;
             }
             workload.prepare(dir.path(), &amounts).unwrap();

@@ -11,7 +11,7 @@ use uzram::Result;
 
 use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::{Side, SwapArea};
-use crate::block::{disk_obstacle, kernel_obstacle};
+use crate::block::{check_disk, check_kernel};
 use crate::harness::report::{each, mib};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, io_error, unsupported};
@@ -30,47 +30,44 @@ const SIDES: [(&str, Side<'_>); 3] = [
 ];
 const TABLE: &str = "program in swap";
 const RATIO: &str = "/ kernel zram";
+const FAILED_WRITES: &str = "failed writes";
 
 /// Runs all programs that are installed, of those that are wanted.
 pub fn run(options: &Options) -> Result<Report> {
     let names: Vec<&str> = Workload::SWAPPED.iter().map(|workload| workload.name()).collect();
     options.check(&names)?;
-    let obstacle = disk_obstacle(options.uzram()?)?.or_else(crate::block::swap::obstacle);
-    if let Some(obstacle) = obstacle.or_else(kernel_obstacle) {
-        return Err(unsupported(obstacle));
-    }
+    check_disk(options.uzram()?)?;
+    crate::block::swap::check()?;
+    check_kernel()?;
     let mut report = Report::default();
-    let mut failed_writes = None;
     for workload in Workload::SWAPPED.into_iter().filter(|workload| options.has(workload.name())) {
-        match workload.missing() {
-            Some(name) => {
-                report.note(format!("{} not measured: the program {name} is missing", workload.name()));
-            }
-            None => *failed_writes.get_or_insert(0) += measure(options, workload, &mut report)?,
-        }
+        report.part(workload.name(), measure(options, workload))?;
     }
-    if let Some(failed_writes) = failed_writes {
-        for (name, _) in &SIDES[..2] {
-            let of_side = |row: &str| row.ends_with(&format!(", {name}"));
-            let ratios =
-                report.figures.iter().filter(|figure| figure.column == RATIO && of_side(&figure.row));
-            let ratios: Vec<f64> = ratios.map(|figure| figure.value).collect();
-            let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-            let slowest = ratios.into_iter().fold(f64::NAN, f64::max);
-            report.row("all programs in swap", name, &[("geometric mean", mean), ("slowest", slowest)]);
-        }
-        report.row("all programs in swap", "uzram", &[("failed writes", failed_writes as f64)]);
+    if report.figures.is_empty() {
+        return Ok(report);
     }
+    for (name, _) in &SIDES[..2] {
+        let of_side = |row: &str| row.ends_with(&format!(", {name}"));
+        let ratios = report.figures.iter().filter(|figure| figure.column == RATIO && of_side(&figure.row));
+        let ratios: Vec<f64> = ratios.map(|figure| figure.value).collect();
+        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        let slowest = ratios.into_iter().fold(f64::NAN, f64::max);
+        report.row("all programs in swap", name, &[("geometric mean", mean), ("slowest", slowest)]);
+    }
+    let failed_writes = report.column(TABLE, FAILED_WRITES).sum();
+    report.row("all programs in swap", "uzram", &[(FAILED_WRITES, failed_writes)]);
     Ok(report)
 }
 
-/// Measures a program; returns how many writes have failed.
-fn measure(options: &Options, workload: Workload, report: &mut Report) -> Result<u64> {
+/// Measures a program.
+fn measure(options: &Options, workload: Workload) -> Result<Report> {
+    workload.check()?;
+    let mut report = Report::default();
     let amounts = options.amount(Amounts::medium(), Amounts::small());
     let trial = Trial::new(workload, &amounts, &options.dir, PATIENCE, &options.stop)?;
     let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
-    let (mut failed_writes, mut raised) = (0, 0);
-    let turns: [Vec<[f64; 4]>; 3] = in_turn(options.rounds(ROUNDS), &options.stop, |_, side| {
+    let mut raised = 0;
+    let turns: [Vec<[f64; 5]>; 3] = in_turn(options.rounds(ROUNDS), &options.stop, |_, side| {
         let area = SwapArea::on(options.uzram()?, SIDES[side].1, AREA_LIMITS * limit_bytes)?;
         let cgroup = LimitedCgroup::new(limit_bytes)?;
         let before = counts()?;
@@ -78,10 +75,10 @@ fn measure(options: &Options, workload: Workload, report: &mut Report) -> Result
         let after = counts()?;
         raised += cgroup.raised();
         drop(cgroup);
-        failed_writes += area.off()?;
+        let failed_writes = area.off()? as f64;
         let [swapped_in, swapped_out, switches] = [0, 1, 2].map(|at| after[at] - before[at]);
         let page = rustix::param::page_size() as u64;
-        Ok([seconds, mib(swapped_in * page), mib(swapped_out * page), switches as f64 / 1e3])
+        Ok([seconds, mib(swapped_in * page), mib(swapped_out * page), switches as f64 / 1e3, failed_writes])
     })?;
     let figures = |side: usize, at: usize| each(&turns[side], |turn| turn[at]);
     let kernel_s = figures(2, 0);
@@ -91,6 +88,7 @@ fn measure(options: &Options, workload: Workload, report: &mut Report) -> Result
             ("plain s", trial.plain.seconds),
             ("peak MiB", mib(trial.plain.peak_bytes)),
             ("limit MiB", mib(limit_bytes)),
+            (FAILED_WRITES, figures(side, 4).iter().sum()),
         ];
         report.row(TABLE, &row, &cells);
         for (at, column) in ["s", "MiB in", "MiB out", "1000 switches"].into_iter().enumerate() {
@@ -104,7 +102,7 @@ fn measure(options: &Options, workload: Workload, report: &mut Report) -> Result
         report
             .note(format!("{}: the cgroups' limit was raised for a moment {raised} times", workload.name()));
     }
-    Ok(failed_writes)
+    Ok(report)
 }
 
 /// Returns the pages that were swapped in and out, and the context switches, since the machine started.

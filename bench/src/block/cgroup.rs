@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uzram::Result;
 
-use crate::harness::io_error;
+use crate::harness::{io_error, unsupported};
 
 /// How often a limit is tried, and how long to wait in between; then by how much more than is used it is set.
 const LIMIT_TRIES: usize = 100;
@@ -26,17 +26,17 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Returns why there can be none, if so.
-    pub fn obstacle() -> Option<String> {
+    /// `Unsupported` says why there can be none.
+    pub fn check() -> Result<()> {
         let controller = Path::new(CONTROLLER);
         if !controller.join("memory.limit_in_bytes").exists() {
-            return Some("there is no memory controller of cgroups, version 1".into());
+            return Err(unsupported("there is no memory controller of cgroups, version 1"));
         }
-        match read_stat(controller, "swap") {
-            Ok(None) => Some("the kernel does not count what a cgroup has swapped out".into()),
-            Ok(Some(_)) => Cgroup::new().err().map(|error| error.to_string()),
-            Err(error) => Some(error.to_string()),
-        }
+        let swapped = read_stat(controller, "swap").and_then(|swapped| {
+            swapped.ok_or_else(|| unsupported("the kernel does not count what a cgroup has swapped out"))
+        });
+        let made = swapped.and_then(|_| Cgroup::new());
+        made.map(drop).map_err(|error| unsupported(error.to_string()))
     }
 
     /// Makes one.

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 use uzram::Result;
 
-use super::obstacles::PATIENCE;
+use super::PATIENCE;
 use crate::harness::io_error;
 use crate::harness::process::{Process, find, run_to_end, runtime_dir};
 

@@ -1,7 +1,6 @@
-//! File systems: many small files by `fs_mark`, and a large one written and read in order.
+//! A file system, ext4: many small files by `fs_mark`, and a large one written and read in order.
 //!
-//! Every measurement uses a new file system; making it also discards the disk's contents. With ext4,
-//! `fs_mark` is run as the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a
+//! Every measurement uses a new file system; making it also discards the disk's contents. `fs_mark` is run as the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a
 //! folder each, 500 files each of 100,000 bytes, which are synced one by one and kept. It writes zeroes,
 //! which neither device compresses: this measures the way to the device.
 //!
@@ -19,90 +18,73 @@ use std::time::Instant;
 use uzram::{Error, ErrorKind, Result};
 
 use super::disk::{Attached, Mounted};
-use super::obstacles::{ALGORITHM, PATIENCE, kernel_zram};
+use super::{ALGORITHM, PATIENCE, check_kernel, kernel_zram};
 use crate::engine::ROUNDS;
-use crate::harness::process::{find, run_to_end, run_unless_stopped, runtime_dir};
+use crate::harness::process::{find, require, run_to_end, run_unless_stopped, runtime_dir};
 use crate::harness::report::each;
 use crate::harness::rounds::in_turn;
-use crate::harness::{Options, Report, io_error, read_back};
+use crate::harness::{Options, Report, io_error, read_back, unsupported};
 
 const THREADS: u32 = 8;
 /// The size of `fs_mark`'s files.
 pub const SMALL_FILE_BYTES: u32 = 100_000;
 const PIECE_BYTES: usize = 1 << 20;
-/// The most rounds with a file system that has no target.
-const FEW_ROUNDS: usize = 3;
+const EXT4: &str = "ext4";
 
 const FIGURES: [&str; 3] = ["fs_mark, files/s", "large file written, MB/s", "large file read, MB/s"];
 
-/// Returns why nothing can be measured, if so.
-pub fn obstacle() -> Option<String> {
-    find("fs_mark").is_none().then(|| "the program fs_mark is missing".into())
+/// `Unsupported` names a missing program.
+pub fn check(file_system: &str) -> Result<()> {
+    require(&["fs_mark", &format!("mkfs.{file_system}")])
 }
 
-pub(super) fn measure(options: &Options, pages: &Path, report: &mut Report) -> Result<()> {
+pub(super) fn measure(options: &Options, pages: &Path) -> Result<Report> {
+    check(EXT4)?;
+    check_kernel()?;
     let contents = fs::read(pages).map_err(|error| io_error(pages, error))?;
-    // btrfs needs more for itself.
-    for (name, mib, rounds) in [
-        ("ext4", options.amount(560, 64), options.rounds(ROUNDS)),
-        ("btrfs", options.amount(1024, 128), options.rounds(ROUNDS).min(FEW_ROUNDS)),
-    ] {
-        options.go_on()?;
-        let size_bytes = mib << 20;
-        if let Some(obstacle) = obstacle_to(name, size_bytes)? {
-            report.note(format!("{name} not measured: {obstacle}"));
-            continue;
-        }
-        let uzram = Attached::new(options.uzram()?, ALGORITHM, size_bytes, &[])?;
-        let kernel = kernel_zram(size_bytes)?;
-        let devices = [uzram.path(), &kernel.path()];
-        let figures: [Vec<[f64; 3]>; 2] =
-            in_turn(rounds, &options.stop, |_, which| round(options, name, devices[which], &contents))?;
-        for (at, figure) in FIGURES.into_iter().enumerate() {
-            let [uzram, kernel] = figures.each_ref().map(|rounds| each(rounds, |of| of[at]));
-            let row = format!("{name}, {figure}");
-            report.compared("block devices", &row, ["uzram", "kernel"], [&uzram, &kernel]);
-        }
+    let size_bytes = options.amount(560, 64) << 20;
+    let kernel = kernel_zram(size_bytes)?;
+    let dir = runtime_dir()?;
+    make(EXT4, &kernel.path())?;
+    let tried = Mounted::new(&kernel.path(), EXT4, dir.path()).and_then(Mounted::unmount);
+    tried.map_err(|error| unsupported(format!("{EXT4} cannot be mounted: {error}")))?;
+    let uzram = Attached::new(options.uzram()?, ALGORITHM, size_bytes, &[])?;
+    let devices = [uzram.path(), &kernel.path()];
+    let figures: [Vec<[f64; 3]>; 2] =
+        in_turn(options.rounds(ROUNDS), &options.stop, |_, which| round(options, devices[which], &contents))?;
+    let mut report = Report::default();
+    for (at, figure) in FIGURES.into_iter().enumerate() {
+        let [uzram, kernel] = figures.each_ref().map(|rounds| each(rounds, |of| of[at]));
+        let row = format!("{EXT4}, {figure}");
+        report.compared("block devices", &row, ["uzram", "kernel"], [&uzram, &kernel]);
     }
     report.note(
         "fs_mark writes zeroes and syncs each file; the large file is the corpus, written in pieces of 1 MiB and synced, \
          read after mounting anew",
     );
-    Ok(())
-}
-
-/// Returns why there can be no such file system, if so.
-fn obstacle_to(name: &str, size_bytes: u64) -> Result<Option<String>> {
-    if find(&format!("mkfs.{name}")).is_none() {
-        return Ok(Some(format!("the program mkfs.{name} is missing")));
-    }
-    let kernel = kernel_zram(size_bytes)?;
-    let dir = runtime_dir()?;
-    make(name, &kernel.path())?;
-    let mounted = Mounted::new(&kernel.path(), name, dir.path());
-    Ok(mounted.and_then(Mounted::unmount).err().map(|error| format!("it cannot be mounted: {error}")))
+    Ok(report)
 }
 
 /// Returns [`FIGURES`].
-fn round(options: &Options, name: &str, device: &Path, contents: &[u8]) -> Result<[f64; 3]> {
+fn round(options: &Options, device: &Path, contents: &[u8]) -> Result<[f64; 3]> {
     let dir = runtime_dir()?;
     let mount_point = dir.path().join("mnt");
     fs::create_dir(&mount_point).map_err(|error| io_error(&mount_point, error))?;
 
-    make(name, device)?;
-    let mounted = Mounted::new(device, name, &mount_point)?;
+    make(EXT4, device)?;
+    let mounted = Mounted::new(device, EXT4, &mount_point)?;
     let small_files = FsMark { threads: THREADS, folders: THREADS, files_per_thread: options.amount(500, 4) };
     let files_per_s = small_files.run(&mount_point, dir.path())?;
     mounted.unmount()?;
     options.go_on()?;
 
-    make(name, device)?;
+    make(EXT4, device)?;
     let (file, file_bytes) = (mount_point.join("pages"), options.amount(256, 8) << 20);
-    let mounted = Mounted::new(device, name, &mount_point)?;
+    let mounted = Mounted::new(device, EXT4, &mount_point)?;
     let write_mb_per_s = write(&file, contents, file_bytes)?;
     mounted.unmount()?;
     options.go_on()?;
-    let mounted = Mounted::new(device, name, &mount_point)?;
+    let mounted = Mounted::new(device, EXT4, &mount_point)?;
     let read_mb_per_s = read(&file)?;
     compare(&file, contents, file_bytes)?;
     mounted.unmount()?;

@@ -1,7 +1,7 @@
-//! The CPU time and resident memory of daemons whose swap areas are not in use: of all their processes.
-//! Memory that several processes map counts once.
+//! The CPU time and resident memory of a daemon whose swap area is not in use: of all its processes. Memory
+//! that several processes map counts once.
 //!
-//! Their slot tables are counted separately: 16 bytes for each page of the disk, resident as far as they were
+//! The slot table is counted separately: 16 bytes for each page of the disk, resident as far as they were
 //! touched.
 
 use std::fs;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uzram::units::bytes_to_pages;
 use uzram::{Error, ErrorKind, Result};
 
-use super::obstacles::ALGORITHM;
+use super::ALGORITHM;
 use super::swap_area::SwapDaemon;
 use crate::harness::report::mib;
 use crate::harness::{Options, Report, io_error};
@@ -20,34 +20,29 @@ use crate::harness::{Options, Report, io_error};
 /// The slot table's bytes for a page.
 const SLOT_BYTES: u64 = 16;
 
-/// Measures a daemon of each size, all at the same time: the CPU time of its processes, in percent of one
-/// CPU, their resident memory without the slot table's, and the slot table's.
-pub(super) fn measure(options: &Options, report: &mut Report) -> Result<()> {
+/// Measures a daemon: the CPU time of its processes, in percent of one CPU, their resident memory without the
+/// slot table's, and the slot table's.
+pub(super) fn measure(options: &Options) -> Result<Report> {
     let ms = |normal, small| Duration::from_millis(options.amount(normal, small));
-    let sizes =
-        [("smaller", options.amount(1 << 30, 32 << 20)), ("larger", options.amount(4 << 30, 256 << 20))];
-    let mut daemons = Vec::new();
-    for (_, size_bytes) in sizes {
-        options.go_on()?;
-        daemons.push(SwapDaemon::on(options.uzram()?, size_bytes, &["--algorithm", ALGORITHM])?);
-    }
+    let size_bytes = options.amount(4 << 30, 256 << 20);
+    options.go_on()?;
+    let daemon = SwapDaemon::on(options.uzram()?, size_bytes, &["--algorithm", ALGORITHM])?;
     thread::sleep(ms(2000, 200));
     options.go_on()?;
-    let pids = daemons.iter().map(|daemon| daemon.pid().and_then(family)).collect::<Result<Vec<_>>>()?;
-    let before = pids.iter().map(|pids| Clock::read(pids)).collect::<Result<Vec<_>>>()?;
+    let pids = family(daemon.pid()?)?;
+    let before = Clock::read(&pids)?;
     thread::sleep(ms(5000, 300));
-    for ((pids, (name, size_bytes)), before) in pids.iter().zip(sizes).zip(before) {
-        let cpu_percent = Clock::read(pids)?.percent_since(&before);
-        let (resident_bytes, table_bytes) = resident(pids, bytes_to_pages(size_bytes) * SLOT_BYTES)?;
-        let cells = [
-            ("area MiB", mib(size_bytes)),
-            ("% CPU", cpu_percent),
-            ("resident MiB", mib(resident_bytes)),
-            ("slot table MiB", mib(table_bytes)),
-        ];
-        report.row("idle swap daemon", name, &cells);
-    }
-    daemons.into_iter().try_for_each(SwapDaemon::off)
+    let cpu_percent = Clock::read(&pids)?.percent_since(&before);
+    let (resident_bytes, table_bytes) = resident(&pids, bytes_to_pages(size_bytes) * SLOT_BYTES)?;
+    let cells = [
+        ("area MiB", mib(size_bytes)),
+        ("% CPU", cpu_percent),
+        ("resident MiB", mib(resident_bytes)),
+        ("slot table MiB", mib(table_bytes)),
+    ];
+    let mut report = Report::default();
+    report.row("idle swap daemon", "all processes", &cells);
+    daemon.off().map(|()| report)
 }
 
 /// Returns a process and all that descend from it.

@@ -7,23 +7,19 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 use uzram::{Error, ErrorKind, Result};
-use uzram_serve::swap_area::active;
 
+use super::PATIENCE;
 use super::disk::named_device;
-use super::obstacles::PATIENCE;
 use crate::engine::KernelZram;
 use crate::harness::io_error;
-use crate::harness::process::{find, run_to_end, runtime_dir};
+use crate::harness::process::{find, require, run_to_end, runtime_dir};
 
 /// The highest priority: only this area is used, whatever others the machine has.
 const PRIORITY: &str = "32767";
 
-const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
-
-/// Returns why there can be no swap area of the kernel's, if so.
-pub fn obstacle() -> Option<String> {
-    let missing = PROGRAMS.into_iter().find(|name| find(name).is_none());
-    missing.map(|name| format!("the program {name} is missing"))
+/// `Unsupported` says why there can be no swap area of the kernel's.
+pub fn check() -> Result<()> {
+    require(&["mkswap", "swapon", "swapoff"])
 }
 
 /// Whose a swap area is.
@@ -48,19 +44,11 @@ impl SwapArea {
         }
     }
 
-    /// Returns the uncompressed bytes that it stores but the kernel's swap no longer uses.
-    pub(super) fn left_bytes(&self) -> Result<u64> {
-        match self {
-            SwapArea::Daemon(daemon) => daemon.left_bytes(),
-            SwapArea::Kernel(swap) => swap.left_bytes(),
-        }
-    }
-
     /// Switches it off; returns how many writes have failed.
     pub(crate) fn off(self) -> Result<u64> {
         match self {
             SwapArea::Daemon(daemon) => {
-                let failed_writes = daemon.figure("failed_writes")?;
+                let failed_writes = daemon.failed_writes()?;
                 daemon.off().map(|()| failed_writes)
             }
             SwapArea::Kernel(swap) => swap.off().map(|()| 0),
@@ -98,20 +86,11 @@ impl SwapDaemon {
         Ok(())
     }
 
-    /// Returns the uncompressed bytes that it stores but the kernel no longer uses.
-    fn left_bytes(&self) -> Result<u64> {
-        let stored_bytes = self.figure("orig_data_bytes")?;
-        match &self.device {
-            Some(device) => Ok(stored_bytes.saturating_sub(used_bytes(device)?)),
-            None => Err(Error::new(ErrorKind::Io, "the daemon does not say where its device is")),
-        }
-    }
-
-    fn figure(&self, name: &str) -> Result<u64> {
+    fn failed_writes(&self) -> Result<u64> {
         let printed = run_to_end(self.command(&["stat", "zram0"]).arg("--json"), PATIENCE)?;
         let json: Value = serde_json::from_str(&printed).unwrap_or_default();
-        let figure = json["stats"][name].as_u64();
-        figure.ok_or_else(|| Error::new(ErrorKind::Io, format!("the daemon does not say its {name}")))
+        let failed_writes = json["stats"]["failed_writes"].as_u64();
+        failed_writes.ok_or_else(|| Error::new(ErrorKind::Io, "the daemon does not say its failed_writes"))
     }
 
     /// Returns the daemon's process ID.
@@ -178,11 +157,6 @@ impl KernelSwap {
         Ok(())
     }
 
-    /// Returns the uncompressed bytes that it stores but the kernel's swap no longer uses.
-    fn left_bytes(&self) -> Result<u64> {
-        Ok(self.zram.memory()?.stored_bytes.saturating_sub(used_bytes(&self.zram.path())?))
-    }
-
     /// Returns one of the programs, with the device as its last argument.
     fn command(&self, name: &str, args: &[&str]) -> Command {
         let mut command = Command::new(find(name).unwrap_or_else(|| name.into()));
@@ -197,12 +171,4 @@ impl Drop for KernelSwap {
             eprintln!("swap on {} stays on: {error}", self.zram.path().display());
         }
     }
-}
-
-/// Returns the used bytes of a swap area, including other programs' memory: all areas are shared.
-fn used_bytes(device: &Path) -> Result<u64> {
-    let areas = active().map_err(|error| io_error(Path::new("/proc/swaps"), error))?;
-    let area = areas.into_iter().find(|area| area.path == device);
-    area.map(|area| area.used_bytes)
-        .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{} is no swap area", device.display())))
 }

@@ -49,8 +49,6 @@ pub(crate) struct SwapTimes {
     pub(crate) random_in_ms: f64,
     /// Bytes on the swap area only when the limit was reached, `swap` of the cgroup's `memory.stat`.
     pub(crate) swapped_bytes: u64,
-    /// Bytes on the swap area and in memory, `swapcached`.
-    pub(crate) cached_bytes: u64,
 }
 
 impl SwapUser {
@@ -63,8 +61,7 @@ impl SwapUser {
         let start = Instant::now();
         self.shrink()?;
         let swap_out = start.elapsed();
-        let stat = |name| read_stat(&self.cgroup, name).map(Option::unwrap_or_default);
-        let (swapped_bytes, cached_bytes) = (stat("swap")?, stat("swapcached")?);
+        let swapped_bytes = read_stat(&self.cgroup, "swap")?.unwrap_or_default();
         self.set("memory.limit_in_bytes", NO_LIMIT)?;
 
         let in_order: Vec<usize> = (0..memory.len()).collect();
@@ -87,7 +84,6 @@ impl SwapUser {
             fault_in_ms: ms(fault_in),
             random_in_ms: ms(random_in),
             swapped_bytes,
-            cached_bytes,
         })
     }
 

@@ -187,27 +187,11 @@ fn side_by_side_bytes(stat: &ClassStat) -> u64 {
     pages_to_bytes(stat.obj_used / objs * pages + rest_bytes.div_ceil(PAGE_SIZE as u64))
 }
 
-/// The thread that compacts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Compactor {
-    /// None.
-    Nobody,
-    /// The device's own thread: compact_threshold=1, compact_rate=256M.
-    Background,
-    /// A thread that sets `compact` repeatedly.
-    Loop,
-}
+/// Who compacts: nobody, or the device's own thread, with compact_threshold=1 and compact_rate=256M.
+const COMPACTORS: [&str; 2] = ["nobody", "background"];
 
-/// All; the baseline comes first.
-const COMPACTORS: [(Compactor, &str); 3] = [
-    (Compactor::Nobody, "nobody"),
-    (Compactor::Background, "background"),
-    (Compactor::Loop, "compact, looped"),
-];
-
-/// Reads random pages while another thread overwrites some, so that there is always something to compact;
-/// only the compactor differs. The rounds of all compactors are interleaved, and each is compared with the
-/// one without compaction in its round.
+/// Reads random pages while another thread overwrites some, so that there is always something to compact, but
+/// only in every other round is it compacted. Each of these is compared with the other one of its round.
 fn reads(
     options: &Options,
     corpus: &Corpus,
@@ -221,23 +205,22 @@ fn reads(
     let device = UzramDevice::with_attributes(&attributes, pages_to_bytes(page_count as u64))?;
     device.fill(corpus)?;
     for jobs in [1, 2] {
-        let rounds: [_; COMPACTORS.len()] =
-            in_turn(options.rounds(ROUNDS), &options.stop, |number, which| {
-                let plan = Plan {
-                    pattern: Pattern::RandRead,
-                    jobs,
-                    until: Until::Elapsed(options.duration),
-                    seed: SEED.wrapping_add(number as u64),
-                    corpus,
-                    page_count,
-                    stop: &options.stop,
-                };
-                round(&device, COMPACTORS[which].0, &plan, halves)
-            })?;
+        let rounds: [_; 2] = in_turn(options.rounds(ROUNDS), &options.stop, |number, which| {
+            let plan = Plan {
+                pattern: Pattern::RandRead,
+                jobs,
+                until: Until::Elapsed(options.duration),
+                seed: SEED.wrapping_add(number as u64),
+                corpus,
+                page_count,
+                stop: &options.stop,
+            };
+            round(&device, which == 1, &plan, halves)
+        })?;
         let rounds = rounds.map(|rounds| rounds.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
         let p999 = |rounds: &[Measurement]| each(rounds, |round| round.latencies.quantile_us(0.999));
         let idle = &rounds[0].0;
-        for ((_, name), (reads, compacted_per_s)) in COMPACTORS.iter().zip(&rounds) {
+        for (name, (reads, compacted_per_s)) in COMPACTORS.iter().zip(&rounds) {
             let row = format!("{}, {name}", jobs_text(jobs));
             add_rounds(report, TABLE, &row, reads);
             report.ratio(TABLE, &row, "MB/s ratio", [&speeds(reads), &speeds(idle)]);
@@ -251,7 +234,7 @@ fn reads(
 /// Reads while the device is overwritten and compacted; returns how many pages were freed in a second, too.
 fn round(
     device: &UzramDevice,
-    compactor: Compactor,
+    compacts: bool,
     plan: &Plan<'_>,
     halves: &Halves,
 ) -> Result<(Measurement, f64)> {
@@ -260,19 +243,14 @@ fn round(
     let start = Instant::now();
     let reads = thread::scope(|scope| {
         let writer = scope.spawn(move || overwrite(device, plan, halves, ends));
-        let looped = (compactor == Compactor::Loop).then(|| scope.spawn(move || compact(device, ends)));
-        let set = match compactor {
-            Compactor::Background => device.set("compact_threshold", "1"),
-            Compactor::Nobody | Compactor::Loop => Ok(()),
-        };
+        let set = if compacts { device.set("compact_threshold", "1") } else { Ok(()) };
         let reads = set.and_then(|()| measure(device, plan));
         ends.store(true, Ordering::Relaxed);
         joined(writer)?;
-        looped.map_or(Ok(()), joined)?;
         reads
     })?;
     let elapsed = start.elapsed();
-    if compactor == Compactor::Background {
+    if compacts {
         device.set("compact_threshold", "0")?;
         thread::sleep(SETTLE);
     }
@@ -295,14 +273,6 @@ fn overwrite(device: &UzramDevice, plan: &Plan<'_>, halves: &Halves, ends: &Atom
             worker.write(page, plan.corpus.page(corpus_page))?;
         }
         written = due;
-    }
-    Ok(())
-}
-
-/// Compacts until `ends` is set.
-fn compact(device: &UzramDevice, ends: &AtomicBool) -> Result<()> {
-    while !ends.load(Ordering::Relaxed) {
-        device.set("compact", "1")?;
     }
     Ok(())
 }
@@ -342,7 +312,7 @@ mod tests {
         assert!((1.0..1.3).contains(&of("compacted", "used / packed")), "{report}");
         assert_eq!(
             report.column("randread during compaction", "MB/s").filter(|speed| *speed > 0.0).count(),
-            6
+            4
         );
         if let Some(note) = report.notes.iter().find(|note| note.contains("not compared")) {
             println!("skipped: {note}");

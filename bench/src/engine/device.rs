@@ -113,22 +113,19 @@ fn add_memory(
     const TABLE: &str = "memory of a filled device";
     let size = if of_corpus { "as large as the corpus" } else { "of another size" };
     let stats = device.stats();
-    let mut add = |name, stored, compressed, used| {
+    let mut add = |name, compressed, used| {
         let cells = [
-            ("stored MiB", mib(stored)),
             ("compressed MiB", mib(compressed)),
             ("used MiB", mib(used)),
             ("used / compressed", quotient(used, compressed)),
         ];
         report.row(TABLE, &format!("{size}, {name}"), &cells);
     };
-    add("uzram", stats.orig_data_bytes, stats.compr_data_bytes, stats.mem_used_bytes);
+    add("uzram", stats.compr_data_bytes, stats.mem_used_bytes);
     if let Some(kernel) = kernel {
         let memory = kernel.zram.memory()?;
-        add("kernel", memory.stored_bytes, memory.compressed_bytes, memory.used_bytes);
+        add("kernel", memory.compressed_bytes, memory.used_bytes);
     }
-    let cells = [("charged MiB", mib(stats.mem_charged_bytes)), ("fixed MiB", mib(stats.mem_fixed_bytes))];
-    report.row(TABLE, &format!("{size}, uzram"), &cells);
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use uzram::lru::{Batched, Lru, LruConfig, LruLocks, SingleLock};
+use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::harness::{Options, Report, SEED};
@@ -25,14 +25,10 @@ pub fn run(options: &Options) -> Result<Report> {
             options.go_on()?;
             let capacity_pages = (u64::from(pages) * u64::from(percent) / 100) as usize;
             let exact = replay(&mut ExactLru::new(pages, capacity_pages), &used)?;
-            for (design, hits) in [
-                (Batched::NAME, replay(&mut EngineLru::<Batched>::new(pages, capacity_pages)?, &used)?),
-                (SingleLock::NAME, replay(&mut EngineLru::<SingleLock>::new(pages, capacity_pages)?, &used)?),
-            ] {
-                let row = format!("{}, {percent} % in memory, {design}", trace.name());
-                let cells = [("hits %", hits), ("exact LRU %", exact), ("points", hits - exact)];
-                report.row("hits", &row, &cells);
-            }
+            let hits = replay(&mut EngineLru::new(pages, capacity_pages)?, &used)?;
+            let row = format!("{}, {percent} % in memory", trace.name());
+            let cells = [("hits %", hits), ("exact LRU %", exact), ("points", hits - exact)];
+            report.row("hits", &row, &cells);
         }
     }
     report.note(format!("hits of {uses} uses of {pages} pages"));
@@ -93,16 +89,16 @@ const RECLAIM_PAGES: usize = 32;
 const MAX_TRIES: usize = 8;
 
 /// Evicts the pages that the engine's LRU calls the coldest.
-struct EngineLru<D: LruLocks> {
-    lru: Lru<D>,
+struct EngineLru {
+    lru: Lru<Batched>,
     capacity_pages: usize,
     in_memory: Vec<bool>,
     pages_in_memory: usize,
     isolated: Vec<u32>,
 }
 
-impl<D: LruLocks> EngineLru<D> {
-    fn new(pages: u32, capacity_pages: usize) -> Result<EngineLru<D>> {
+impl EngineLru {
+    fn new(pages: u32, capacity_pages: usize) -> Result<EngineLru> {
         Ok(EngineLru {
             lru: Lru::new(&LruConfig::new(u64::from(pages)))?,
             capacity_pages,
@@ -120,21 +116,21 @@ impl<D: LruLocks> EngineLru<D> {
             self.lru.isolate(RECLAIM_PAGES.min(self.capacity_pages), &mut self.isolated);
             for page in self.isolated.drain(..) {
                 if !std::mem::take(&mut self.in_memory[page as usize]) {
-                    return Err(broken::<D>(format!("gave page {page} out, which is not in memory")));
+                    return Err(broken(format!("gave page {page} out, which is not in memory")));
                 }
                 self.lru.evicted(page);
                 self.pages_in_memory -= 1;
             }
         }
-        Err(broken::<D>(format!("gave none of {} pages out", self.pages_in_memory)))
+        Err(broken(format!("gave none of {} pages out", self.pages_in_memory)))
     }
 }
 
-fn broken<D: LruLocks>(what: String) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("the LRU of design {} {what}", D::NAME))
+fn broken(what: String) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the LRU {what}"))
 }
 
-impl<D: LruLocks> Cache for EngineLru<D> {
+impl Cache for EngineLru {
     fn touch(&mut self, page: u32) -> Result<bool> {
         if self.in_memory[page as usize] {
             self.lru.mark(page);
@@ -240,9 +236,10 @@ mod tests {
         }
     }
 
-    fn keeps_what_fits<D: LruLocks>() {
+    #[test]
+    fn the_engines_lru_keeps_what_fits() {
         let mut random = fastrand::Rng::with_seed(5);
-        let mut cache = EngineLru::<D>::new(400, 100).unwrap();
+        let mut cache = EngineLru::new(400, 100).unwrap();
         let mut hits = 0;
         for _ in 0..20_000 {
             let page = random.u32(..400);
@@ -260,16 +257,10 @@ mod tests {
         assert_eq!(20_000 - hits as u64 - stats.evicted, cache.pages_in_memory as u64);
     }
 
-    #[test]
-    fn the_engines_lru_keeps_what_fits() {
-        keeps_what_fits::<Batched>();
-        keeps_what_fits::<SingleLock>();
-    }
-
     /// All pages are used when memory is full: the first try isolates none.
     #[test]
     fn pages_that_are_all_in_use_are_evicted_nonetheless() {
-        let mut cache = EngineLru::<Batched>::new(50, 40).unwrap();
+        let mut cache = EngineLru::new(50, 40).unwrap();
         let used: Vec<u32> = (0..40).flat_map(|page| [page; 3]).collect();
         replay(&mut cache, &used).unwrap();
         assert!(!cache.touch(45).unwrap());
@@ -317,17 +308,17 @@ mod tests {
     #[test]
     fn every_trace_is_replayed() {
         let report = run(&Options { small: true, ..Options::default() }).unwrap();
-        assert_eq!(report.column("hits", "points").count(), 3 * 2 * 2);
+        assert_eq!(report.column("hits", "points").count(), 3 * 2);
         assert!(report.column("hits", "hits %").all(|hits| (0.0..100.0).contains(&hits)), "{report}");
         let of = |row: &str, column| report.get("hits", row, column).unwrap();
-        assert_eq!(of("loop, 5 % in memory, batched", "exact LRU %"), 0.0);
+        assert_eq!(of("loop, 5 % in memory", "exact LRU %"), 0.0);
         for trace in ["Zipf", "scan through Zipf"] {
-            let [little, much] = [5, 20].map(|percent| format!("{trace}, {percent} % in memory, batched"));
+            let [little, much] = [5, 20].map(|percent| format!("{trace}, {percent} % in memory"));
             for column in ["hits %", "exact LRU %"] {
                 assert!(of(&little, column) < of(&much, column), "{report}");
             }
         }
         // Half of the uses of this trace hit only in long rounds; so less than half of all uses can hit.
-        assert!(of("scan through Zipf, 20 % in memory, batched", "hits %") < 50.0);
+        assert!(of("scan through Zipf, 20 % in memory", "hits %") < 50.0);
     }
 }

@@ -28,8 +28,6 @@ pub struct KernelZram {
 
 /// The kernel's `mm_stat`.
 pub(crate) struct KernelMemory {
-    /// orig_data_size.
-    pub(crate) stored_bytes: u64,
     /// compr_data_size.
     pub(crate) compressed_bytes: u64,
     /// mem_used_total.
@@ -93,9 +91,7 @@ impl KernelZram {
         let text = read(&self.attribute("mm_stat"))?;
         let fields: Vec<u64> = text.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
         match fields[..] {
-            [stored_bytes, compressed_bytes, used_bytes, ..] => {
-                Ok(KernelMemory { stored_bytes, compressed_bytes, used_bytes })
-            }
+            [_, compressed_bytes, used_bytes, ..] => Ok(KernelMemory { compressed_bytes, used_bytes }),
             _ => Err(Error::new(ErrorKind::Io, format!("mm_stat has an unknown form: '{text}'"))),
         }
     }

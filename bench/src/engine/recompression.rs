@@ -186,7 +186,7 @@ impl<'a> SteppedDevice<'a> {
 /// Fills a device with each page of the corpus once, and has its policy recompress them, as pages that were
 /// not used for long. The bound of CPU time is off: only the sum is of interest here, and how fast it is
 /// spent would be the bound's.
-pub fn parked(options: &Options, report: &mut Report) -> Result<()> {
+pub fn parked(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?;
     let device = device(options, PARKED_AGAIN, pages_to_bytes(corpus.page_count() as u64))?;
     device.set("recompress_cpu", "0")?;
@@ -208,10 +208,11 @@ pub fn parked(options: &Options, report: &mut Report) -> Result<()> {
         ("s", elapsed_s),
         ("CPU ms / MiB", cpu_ms / mib(stored_bytes)),
     ];
+    let mut report = Report::default();
     report.row("parked", "python", &cells);
     let size = format_size(stored_bytes);
     report.note(format!("parked: pages of {size}, {} to {PARKED_AGAIN}", options.algorithm));
-    Ok(())
+    Ok(report)
 }
 
 /// Waits until the policy's thread has ended a look at the pages of a device, written before `start`, that
@@ -273,11 +274,13 @@ mod tests {
 
     #[test]
     fn unused_pages_become_smaller() {
-        let mut report = Report::default();
-        if let Err(error) = parked(&Options::tiny(600), &mut report) {
-            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            return println!("skipped: {error}");
-        }
+        let report = match parked(&Options::tiny(600)) {
+            Ok(report) => report,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                return println!("skipped: {error}");
+            }
+        };
         let of = |column| report.get("parked", "python", column).unwrap();
         assert!(of("gain") > 1.0 && of("ratio before") > 1.0, "{report}");
         assert!((100.0..=600.0).contains(&of("pages")), "{report}");

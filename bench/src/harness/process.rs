@@ -16,6 +16,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use tempfile::TempDir;
 use uzram::{Error, ErrorKind, Result};
 
+use super::unsupported;
+
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The flag of [`stop_flag`].
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
@@ -44,14 +46,13 @@ const LAST_WORDS_BYTES: u64 = 1024;
 /// Folders of administrators' programs, which are not in every user's path.
 const ADMIN_DIRS: &str = "/usr/sbin:/sbin";
 
-/// Returns whether a program cannot be run here.
-pub fn is_missing(name: &str) -> bool {
-    let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    !version.is_ok_and(|status| status.success())
+/// `Unsupported` names a program that is missing.
+pub fn require(names: &[&str]) -> Result<()> {
+    let missing = names.iter().find(|name| find(name).is_none());
+    missing.map_or(Ok(()), |name| Err(unsupported(format!("the program {name} is missing"))))
 }
 
-/// Returns the path of a program in `PATH` or among those for administrators. (Not every program has an
-/// option that shows whether it runs.)
+/// Returns the path of a program in `PATH` or among those for administrators.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(std::env::split_paths(OsStr::new(ADMIN_DIRS)));
@@ -278,5 +279,8 @@ mod tests {
     fn programs_are_found() {
         assert!(find("sh").is_some_and(|path| path.ends_with("sh")));
         assert_eq!(find("no-such-program"), None);
+        let error = require(&["sh", "no-such-program"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(require(&["sh"]).is_ok() && error.to_string().contains("no-such-program is missing"));
     }
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use uzram::{ErrorKind, Result};
 
 use super::stats::{median, median_ratio};
 
@@ -71,6 +72,18 @@ impl Report {
         self.figures.extend(other.figures);
         self.notes
             .extend(other.notes.into_iter().filter(|note| !self.notes.contains(note)).collect::<Vec<_>>());
+    }
+
+    /// Adds what a part has measured, or a note that says why it cannot be measured here.
+    pub fn part(&mut self, name: &str, outcome: Result<Report>) -> Result<()> {
+        match outcome {
+            Ok(measured) => self.append(measured),
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                self.note(format!("{name} not measured: {error}"));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Returns a figure.

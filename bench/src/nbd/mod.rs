@@ -25,10 +25,10 @@ use uzram::units::pages_to_bytes;
 
 use crate::engine::ROUNDS;
 use crate::harness::corpus::{Corpus, Saved};
-use crate::harness::process::{is_missing, run_to_end};
+use crate::harness::process::{require, run_to_end};
 use crate::harness::report::jobs_text;
 use crate::harness::rounds::in_turn;
-use crate::harness::{Options, Report, unsupported};
+use crate::harness::{Options, Report};
 pub use fio::Fio;
 pub use server::Server;
 
@@ -39,18 +39,14 @@ const COMPARISONS: [(&str, &str, &str); 3] =
 /// The shortest duration that fio can measure.
 const MIN_DURATION: Duration = Duration::from_millis(100);
 
-/// Returns the first missing program of those that use a server.
-pub fn missing_client() -> Option<&'static str> {
-    ["fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
-}
+/// The programs that use a server.
+pub const CLIENTS: [&str; 2] = ["fio", "nbdcopy"];
 
 /// Runs every comparison.
 pub fn run(options: &Options) -> Result<Report> {
     let uzram = options.uzram()?;
-    let missing = missing_client().or_else(|| is_missing("nbdkit").then_some("nbdkit"));
-    if let Some(name) = missing {
-        return Err(unsupported(format!("the program {name} is missing")));
-    }
+    require(&CLIENTS)?;
+    require(&["nbdkit"])?;
     let corpus = options.load_corpus()?;
     let saved = Saved::new(&options.corpus, &corpus)?;
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
@@ -103,8 +99,8 @@ mod tests {
 
     #[test]
     fn fio_writes_pages_of_the_corpus() {
-        if let Some(name) = missing_client().or_else(|| is_missing("nbdkit").then_some("nbdkit")) {
-            return println!("skipped: the program {name} is missing");
+        if let Err(error) = require(&CLIENTS).and_then(|()| require(&["nbdkit"])) {
+            return println!("skipped: {error}");
         }
         let corpus = build(Kind::Mixed, 512).unwrap();
         let server = Server::nbdkit("malloc", pages_to_bytes(512), None).unwrap();

@@ -23,7 +23,7 @@ use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::steps::User;
 use crate::harness::{Options, Report};
 use settings::Touched;
-use unmap::{Owner, Phase, UnmapOptions, kernel_obstacle};
+use unmap::{Owner, Phase, UnmapOptions, check_kernel};
 
 /// The ways to trap touches that are measured.
 pub const TRAPS: [TrapKind; 2] = [TrapKind::Uffd, TrapKind::Guard];
@@ -46,12 +46,12 @@ pub fn run(options: &Options) -> Result<Report> {
             Err(error) => report.note(format!("pager with {} not measured: {error}", trap.name())),
         }
     }
-    let kernel = kernel_obstacle();
-    if let Some(obstacle) = &kernel {
-        report.note(format!("pager not compared with kernel zram: {obstacle}"));
+    let kernel = check_kernel();
+    if let Err(error) = &kernel {
+        report.note(format!("pager not compared with kernel zram: {error}"));
     }
     if options.has("unmap") {
-        unmapped(options, saved.path(), &traps, kernel.is_none(), &mut report)?;
+        unmapped(options, saved.path(), &traps, kernel.is_ok(), &mut report)?;
     }
     if options.has("faults") {
         faults(options, saved.path(), &traps, &mut report)?;
@@ -66,11 +66,11 @@ pub fn run(options: &Options) -> Result<Report> {
         }
     }
     if options.has("zipf") {
-        let obstacle = kernel.is_none().then(Cgroup::obstacle).flatten();
-        if let Some(obstacle) = &obstacle {
-            report.note(format!("Zipf access not compared with kernel zram: {obstacle}"));
+        let cgroup = Cgroup::check();
+        if let Err(error) = &cgroup {
+            report.note(format!("Zipf access not compared with kernel zram: {error}"));
         }
-        let with_kernel = kernel.is_none() && obstacle.is_none();
+        let with_kernel = kernel.is_ok() && cgroup.is_ok();
         zipf::measure(options, options.rounds(ROUNDS), saved.path(), &traps, with_kernel, &mut report)?;
     }
     Ok(report)

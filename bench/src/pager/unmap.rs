@@ -21,8 +21,8 @@ use uzram_pager::TrapKind;
 use super::memory::{Mapping, Memory, touch};
 use super::settings::PagerSettings;
 use crate::block::swap_area::{self, KernelSwap};
-use crate::harness::run_together;
 use crate::harness::steps::{Steps, User};
+use crate::harness::{run_together, unsupported};
 
 /// What is measured, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,15 +90,17 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Returns why the kernel's side cannot be measured, as far as that can be told without a trial.
-pub fn kernel_obstacle() -> Option<String> {
+/// `Unsupported` says why the kernel's side cannot be measured, as far as that can be told without a trial.
+pub fn check_kernel() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        return Some("swap areas are root's".into());
+        return Err(unsupported("swap areas are root's"));
     }
     let control = Path::new("/sys/class/zram-control/hot_remove");
     match rustix::fs::access(control, rustix::fs::Access::WRITE_OK) {
-        Ok(()) => swap_area::obstacle(),
-        Err(error) => Some(format!("no zram device can be added: {}: {error}", control.display())),
+        Ok(()) => swap_area::check(),
+        Err(error) => {
+            Err(unsupported(format!("no zram device can be added: {}: {error}", control.display())))
+        }
     }
 }
 

@@ -15,7 +15,6 @@ mod price;
 
 use uzram::Result;
 
-use crate::block::disk_obstacle;
 use crate::harness::corpus::Saved;
 use crate::harness::{Options, Report, unsupported};
 
@@ -24,25 +23,18 @@ pub const PARTS: [&str; 3] = ["outages", "nbd", "swap"];
 
 /// Measures all of it that is possible here. Pages of one word, repeated, are left out: they take no pool.
 pub fn run(options: &Options) -> Result<Report> {
-    let uzram = options.uzram()?;
+    options.uzram()?;
     let corpus = options.load_corpus()?.without_same_filled()?;
     let saved = Saved::temporary("pages", &corpus)?;
     let mut report = Report::default();
     if options.has("nbd") {
-        price::measure_nbd(options, &corpus, saved.path(), &mut report)?;
+        report.part("NBD beside --no-survive", price::measure_nbd(options, &corpus, saved.path()))?;
     }
-    if options.has("swap") || options.has("outages") {
-        match disk_obstacle(uzram)? {
-            Some(obstacle) => report.note(format!("outages and swap of a daemon not measured: {obstacle}")),
-            None => {
-                if options.has("swap") {
-                    price::measure_swap(options, saved.path(), &mut report)?;
-                }
-                if options.has("outages") {
-                    outage::measure(options, &corpus, &mut report)?;
-                }
-            }
-        }
+    if options.has("swap") {
+        report.part("swap beside --no-survive", price::measure_swap(options, saved.path()))?;
+    }
+    if options.has("outages") {
+        report.part("outages", outage::measure(options, &corpus))?;
     }
     if report.figures.is_empty() { Err(unsupported(report.notes.join("; "))) } else { Ok(report) }
 }

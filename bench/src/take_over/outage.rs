@@ -12,6 +12,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::client::{Client, Disk, used_during};
 use super::daemon::{Daemon, Processes};
+use crate::block::check_disk;
 use crate::engine::Packed;
 use crate::harness::corpus::Corpus;
 use crate::harness::memory::proc_bytes;
@@ -29,7 +30,9 @@ const REST_BYTES: u64 = 256 << 20;
 const MEMORY: &str = "memory of a daemon";
 
 /// Measures a device with a pool of 1 GiB, and with `full` one of 16 GiB.
-pub(super) fn measure(options: &Options, corpus: &Corpus, report: &mut Report) -> Result<()> {
+pub(super) fn measure(options: &Options, corpus: &Corpus) -> Result<Report> {
+    check_disk(options.uzram()?)?;
+    let mut report = Report::default();
     for (name, pool_bytes) in
         [("small", options.amount(1 << 30, 4 << 20)), ("large", options.amount(16 << 30, 6 << 20))]
     {
@@ -42,13 +45,13 @@ pub(super) fn measure(options: &Options, corpus: &Corpus, report: &mut Report) -
             _ => None,
         };
         match missing {
-            None => of_device(options, corpus, name, size_bytes, report)?,
+            None => of_device(options, corpus, name, size_bytes, &mut report)?,
             Some(why) => {
                 report.note(format!("outages with {} of pool not measured: {why}", format_size(pool_bytes)));
             }
         }
     }
-    Ok(())
+    Ok(report)
 }
 
 /// Returns the size of a device whose pool takes about so much memory when all its pages are written.

@@ -10,7 +10,7 @@ mod target;
 use std::fmt;
 
 use serde::Serialize;
-use uzram::{ErrorKind, Result};
+use uzram::Result;
 
 use crate::engine::{self, backing, compaction, device, hit_ratio, recompression, survive};
 use crate::harness::bound::Bound;
@@ -65,13 +65,7 @@ pub fn measure(options: &Options) -> Result<TargetsReport> {
         report.note("less was measured than the targets' names say");
     }
     for (name, measurement) in MEASUREMENTS.into_iter().filter(|(name, _)| options.has(name)) {
-        match measurement(&each) {
-            Ok(measured) => report.append(measured),
-            Err(error) if error.kind() == ErrorKind::Unsupported => {
-                report.note(format!("{name} not measured: {error}"));
-            }
-            Err(error) => return Err(error),
-        }
+        report.part(name, measurement(&each))?;
     }
     Ok(TargetsReport { targets: judge(TARGETS, &report), report })
 }

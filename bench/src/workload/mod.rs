@@ -16,7 +16,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::block::PATIENCE;
 use crate::harness::io_error;
-use crate::harness::process::{find, run_to_end};
+use crate::harness::process::{require, run_to_end};
 pub(crate) use watched::{Watched, watch};
 
 /// Shell scripts whose arguments are a command to start the program with, or none.
@@ -128,9 +128,9 @@ impl Workload {
         }
     }
 
-    /// Returns a program that is missing here, if one is.
-    pub(crate) fn missing(self) -> Option<&'static str> {
-        let needs: &[&str] = match self {
+    /// `Unsupported` names a program that is missing here.
+    pub(crate) fn check(self) -> Result<()> {
+        require(match self {
             Workload::Python => &["/usr/bin/python3"],
             Workload::Sqlite => &["sqlite3"],
             Workload::Redis => &["redis-server", "redis-benchmark", "redis-cli"],
@@ -138,10 +138,7 @@ impl Workload {
             Workload::Compile => &["g++"],
             Workload::Node => &["node"],
             Workload::Jvm => &["java", "javac"],
-        };
-        let is_there =
-            |name: &str| if name.starts_with('/') { Path::new(name).exists() } else { find(name).is_some() };
-        needs.iter().copied().find(|name| !is_there(name))
+        })
     }
 
     /// Returns whether one round is enough: it takes minutes.

@@ -15,7 +15,7 @@ use uzram::{ErrorKind, Result};
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::{Options, Report, Source};
 use uzram_bench::pager::TRAPS;
-use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, kernel_obstacle, measure};
+use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, check_kernel, measure};
 use uzram_bench::{block, pager, targets};
 
 /// Leftovers are recognised by this process's ID, so tests run one at a time.
@@ -150,7 +150,7 @@ fn a_program_that_fails_leaves_nothing() {
         Options { uzram: Some("/bin/false".into()), bench: "/bin/false".into(), ..small(dir.path()) };
     // What the program cannot do is not measured.
     assert_eq!(block::run(&broken).unwrap_err().kind(), ErrorKind::Unsupported);
-    if TRAPS.iter().any(|trap| trap.check().is_ok()) || kernel_obstacle().is_none() {
+    if TRAPS.iter().any(|trap| trap.check().is_ok()) || check_kernel().is_ok() {
         assert!(pager::run(&broken).unwrap_err().to_string().contains("the program that is measured"));
     }
     let missing = Source::File(dir.path().join("missing"));
@@ -168,7 +168,7 @@ fn several_jobs_unmap_at_once() {
     uzram_bench::harness::corpus::build(Kind::Mixed, 384).unwrap().save(&corpus).unwrap();
     let (program, before) = (bench(), things());
     let kernel = [Owner::Kernel("lz4"), Owner::Kernel("lzo-rle")].into_iter();
-    let kernel = kernel.filter(|_| kernel_obstacle().is_none());
+    let kernel = kernel.filter(|_| check_kernel().is_ok());
     let traps = TRAPS.into_iter().filter(|trap| trap.check().is_ok());
     for owner in kernel.chain(traps.map(|trap| Owner::Pager(trap, Some("split")))) {
         let stop = &Options::default().stop;

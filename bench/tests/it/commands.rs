@@ -71,7 +71,7 @@ fn a_short_run_prints_a_table_or_json() {
             "median ms",
         ),
         (&["pager", "--only", "faults"], "one fault", "uffd, 4 threads", "p50 µs"),
-        (&["--targets", "--only", "hit ratios"], "hits", "loop, 5 % in memory, batched", "points"),
+        (&["--targets", "--only", "hit ratios"], "hits", "loop, 5 % in memory", "points"),
     ] {
         let short = ["--seconds", "0.01", "--repeat", "1", "--small", "--corpus", &corpus];
         let args = [args, &short].concat();

@@ -10,19 +10,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uzram::units::{PAGE_SIZE, pages_to_bytes};
-use uzram::{Error, ErrorKind, Result};
+use uzram::{Error, Result};
 
 use super::PUBLISHED_JOBS;
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit,
 };
 use uzram_bench::block::cgroup::Cgroup;
-use uzram_bench::harness::Source;
 use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::corpus::{Corpus, Saved};
-use uzram_bench::harness::process::is_missing;
+use uzram_bench::harness::process::{find, require};
 use uzram_bench::harness::report::mib;
-use uzram_bench::nbd::{Fio, Server, fill, missing_client};
+use uzram_bench::harness::{Source, unsupported};
+use uzram_bench::nbd::{CLIENTS, Fio, Server, fill};
 
 const JOBS: [usize; 2] = [2, PUBLISHED_JOBS];
 /// How long fio runs, and how long it takes to start and end.
@@ -58,7 +58,7 @@ pub static SERIES: Series = Series {
 
 /// The designs of the table `streams`, and nbdkit where it is installed.
 fn designs() -> Designs {
-    let nbdkit = if is_missing("nbdkit") { &[][..] } else { &NBDKIT[..] };
+    let nbdkit = if find("nbdkit").is_none() { &[][..] } else { &NBDKIT[..] };
     Designs { beyond: nbdkit.iter().map(|(name, _)| (*name).to_owned()).collect(), ..super::designs() }
 }
 
@@ -71,18 +71,15 @@ fn legend() -> Vec<String> {
         "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has"
             .to_owned(),
     ];
-    if is_missing("nbdkit") {
+    if find("nbdkit").is_none() {
         legend.push("nbdkit left out: the program is missing".to_owned());
     }
     legend
 }
 
 fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-    let missing = |what: String| Error::new(ErrorKind::Unsupported, what);
-    if let Some(program) = missing_client() {
-        return Err(missing(format!("the program {program} is missing: install it")));
-    }
-    let program = uzram_program().ok_or_else(|| missing("the program uzram is missing".to_owned()))?;
+    require(&CLIENTS)?;
+    let program = uzram_program().ok_or_else(|| unsupported("the program uzram is missing"))?;
     let corpus = source.load()?;
     let saved = Saved::new(source, &corpus)?;
     let designs = designs.to_vec();
@@ -101,7 +98,7 @@ struct Servers {
 
 impl Servers {
     fn start(&self, design: &str) -> Result<(Server, Option<Cgroup>)> {
-        let cgroup = Cgroup::obstacle().is_none().then(Cgroup::new).transpose()?;
+        let cgroup = Cgroup::check().is_ok().then(Cgroup::new).transpose()?;
         let size_bytes = pages_to_bytes(self.corpus.page_count() as u64);
         let server = match NBDKIT.into_iter().find(|(name, _)| *name == design) {
             Some((_, allocator)) => Server::nbdkit(allocator, size_bytes, cgroup.as_ref())?,

@@ -22,7 +22,7 @@ use uzram::units::pages_to_bytes;
 use uzram_bench::harness::corpus::{Corpus, Saved};
 use uzram_bench::harness::report::mib;
 use uzram_bench::harness::{Source, command, go_on};
-use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, kernel_obstacle, measure};
+use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, check_kernel, measure};
 use uzram_pager::TrapKind;
 
 use crate::experiment::{
@@ -102,7 +102,7 @@ fn pool(design: PoolDesign) -> String {
 }
 
 fn before_names() -> Vec<String> {
-    let kernel = kernel_obstacle().is_none().then_some([KERNEL_LZ4, KERNEL_LZO]);
+    let kernel = check_kernel().is_ok().then_some([KERNEL_LZ4, KERNEL_LZO]);
     let kernel = kernel.into_iter().flatten().map(str::to_owned);
     kernel.chain([pool(PoolDesign::Split)]).collect()
 }
@@ -124,8 +124,8 @@ fn legend() -> Vec<String> {
         format!("MiB: each job's memory, {CORPORA} times the corpus"),
         "ms of each phase, from the start of the first job to the end of the last one: fill, every page is written; out, all of it is paged out (kernel: MADV_PAGEOUT); seq, every page is touched in order; again, it is paged out after it was read; random, every page is touched in random order; last, as again; unmap, it is unmapped while it is paged out. The gain is that of unmap".to_owned(),
     ];
-    if let Some(obstacle) = kernel_obstacle() {
-        legend.push(format!("the kernel's swap on zram left out: {obstacle}"));
+    if let Err(error) = check_kernel() {
+        legend.push(format!("the kernel's swap on zram left out: {error}"));
     }
     for trap in TrapKind::ALL {
         if let Err(error) = trap.check() {

@@ -19,10 +19,10 @@ use crate::experiment::{
 };
 use uzram_bench::block::disk::{Attached, Mounted};
 use uzram_bench::block::file_system::{self, FsMark, SMALL_FILE_BYTES};
-use uzram_bench::block::{disk_obstacle, kernel_obstacle};
+use uzram_bench::block::{check_disk, check_kernel};
 use uzram_bench::engine::KernelZram;
 use uzram_bench::harness::command::uzram_program;
-use uzram_bench::harness::process::{find, runtime_dir};
+use uzram_bench::harness::process::runtime_dir;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source, unsupported};
 
 /// The side of the kernel's own zram.
@@ -65,7 +65,7 @@ pub static SERIES: Series = Series {
 };
 
 fn designs() -> Designs {
-    let kernel = kernel_obstacle().is_none().then(|| KERNEL.to_owned());
+    let kernel = check_kernel().is_ok().then(|| KERNEL.to_owned());
     Designs { before: vec![BEFORE.to_owned()], after: AFTER.to_owned(), beyond: kernel.into_iter().collect() }
 }
 
@@ -81,17 +81,15 @@ fn legend() -> Vec<String> {
             DISK_BYTES >> 20
         ),
     ];
-    if let Some(obstacle) = kernel_obstacle() {
-        legend.push(format!("{KERNEL} left out: {obstacle}"));
+    if let Err(error) = check_kernel() {
+        legend.push(format!("{KERNEL} left out: {error}"));
     }
     legend
 }
 
 fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let program = uzram_program().ok_or_else(|| unsupported("the program uzram is missing"))?;
-    if let Some(obstacle) = disk_obstacle(&program)? {
-        return Err(unsupported(obstacle));
-    }
+    check_disk(&program)?;
     let dir = runtime_dir()?;
     let share = (source.load()?.page_count() as f64 / DEFAULT_CORPUS_PAGES as f64).min(1.0);
     let designs = designs.to_vec();
@@ -159,11 +157,7 @@ impl Experiment for Disks {
     fn begin(&mut self, case: &str) -> Result<()> {
         let file_system = FILE_SYSTEMS.into_iter().find(|name| *name == case);
         self.file_system = file_system.ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
-        let mkfs = format!("mkfs.{case}");
-        let missing = find(&mkfs).is_none().then(|| format!("the program {mkfs} is missing"));
-        if let Some(obstacle) = file_system::obstacle().or(missing) {
-            return Err(unsupported(obstacle));
-        }
+        file_system::check(case)?;
         self.disks.clear();
         for design in &self.designs {
             self.disks.push(Disk::new(&self.program, design)?);

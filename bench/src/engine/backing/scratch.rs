@@ -7,9 +7,7 @@ use tempfile::TempDir;
 use uzram::backing::{Backing, FileBacking, FileOptions};
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
-use uzram::store::{
-    BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout,
-};
+use uzram::store::{BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, Writeback};
 use uzram::units::PageNo;
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
@@ -73,18 +71,10 @@ impl<'a> Scratch<'a> {
     }
 
     /// Returns an empty store of so many pages without a memory limit, with its own file, if any.
-    pub(super) fn store(
-        &self,
-        page_count: usize,
-        backing: Option<(Arc<FileBacking>, WritebackLayout)>,
-    ) -> Result<Pages<'a>> {
+    pub(super) fn store(&self, page_count: usize, backing: Option<Arc<FileBacking>>) -> Result<Pages<'a>> {
         let mut builder = StoreBuilder::new("bench", page_count as u64).algorithm(self.algorithm.clone());
-        if let Some((backing, layout)) = backing {
-            builder = builder.backing(BackingOptions {
-                backing: Backing::Blocks(backing).into(),
-                layout,
-                compressed: true,
-            });
+        if let Some(backing) = backing {
+            builder = builder.backing(BackingOptions::packed(Backing::Blocks(backing)));
         }
         let store = builder.build()?;
         Ok(Pages {

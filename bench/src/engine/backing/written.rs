@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use uzram::Result;
 use uzram::backing::{Blocks, Engine, MARK_BYTES};
-use uzram::store::{BackingStats, WritebackLayout};
+use uzram::store::BackingStats;
 use uzram::units::page_of;
 
 use super::scratch::Scratch;
 use crate::engine::compare::ROUNDS;
 use crate::harness::fio;
-use crate::harness::process::is_missing;
+use crate::harness::process::find;
 use crate::harness::report::{each, mib, quotient};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED};
@@ -41,7 +41,7 @@ pub(super) fn measure(
     const TABLE: &str = "writeback";
     const ROW: &str = "all pages";
     let target = FioTarget::new(scratch, size_bytes)?;
-    let has_fio = !is_missing("fio");
+    let has_fio = find("fio").is_some();
     if has_fio {
         // The first write takes the file system longer.
         target.write()?;
@@ -84,7 +84,7 @@ pub(super) fn measure(
 fn round(options: &Options, size_bytes: u64, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
     let file = scratch.file(NAME, size_bytes)?;
     let page_count = page_of(size_bytes) as usize;
-    let mut pages = scratch.store(page_count, Some((file, WritebackLayout::Packed)))?;
+    let mut pages = scratch.store(page_count, Some(file))?;
     pages.fill()?;
     options.go_on()?;
     let start = Instant::now();

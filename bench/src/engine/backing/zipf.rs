@@ -8,7 +8,6 @@
 use std::time::{Duration, Instant};
 
 use uzram::Result;
-use uzram::store::WritebackLayout;
 use uzram::units::{page_of, pages_to_bytes};
 
 use super::scratch::{PAGES_PER_LIMIT, Pages, Scratch, Sizes};
@@ -114,10 +113,7 @@ pub(super) fn measure(
     const TABLE: &str = "Zipf access to 4 x the limit";
     let limit_pages = page_of(sizes.limit_bytes);
     let page_count = (PAGES_PER_LIMIT * limit_pages) as usize;
-    let store = |name: &str| {
-        let file = scratch.file(name, sizes.zipf_file_bytes())?;
-        scratch.store(page_count, Some((file, WritebackLayout::Packed)))
-    };
+    let store = |name: &str| scratch.store(page_count, Some(scratch.file(name, sizes.zipf_file_bytes())?));
     let accesses = accesses(page_count, SEED);
     let mut memory = Accessed::new(scratch.store(page_count, None)?, &accesses);
     memory.pages.fill()?;
