@@ -27,9 +27,6 @@ pub trait Heap: Sync {
     /// # Safety
     /// It is an object of this heap in use, and is not used afterwards.
     unsafe fn free(&self, object: u64) -> Result<()>;
-
-    /// Returns as much memory to the system as the allocator can.
-    fn give_back(&self) -> Result<()>;
 }
 
 /// The alignment of objects, as `malloc` guarantees it.

@@ -4,11 +4,10 @@
 //! * Times: the harness's rounds. Every allocator handles the same fixed number of objects, calibrated on
 //!   mimalloc, in an order that changes from round to round; a ratio is the median of the rounds' ratios.
 //!   Threads are not pinned, as in a user's program.
-//! * Memory: [`memory`], and [`blobs`] for compressed pages.
+//! * Memory, also of compressed pages: [`memory`].
 //!
 //! The allocators are called by their own functions; the process's global allocator stays the system's.
 
-mod blobs;
 mod heap;
 mod measured;
 mod memory;
@@ -49,13 +48,10 @@ struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Only print the bytes that this allocator keeps in memory
-    #[arg(long, value_name = "ALLOCATOR", hide = true, requires = "size")]
-    resident_of: Option<String>,
     /// Only print the bytes in memory for each byte that this allocator stores
     #[arg(long, value_name = "ALLOCATOR", hide = true)]
-    blobs_of: Option<String>,
-    /// The size of its objects
+    memory_of: Option<String>,
+    /// The size of its objects; without one it stores compressed pages
     #[arg(long, value_name = "BYTES", hide = true)]
     size: Option<usize>,
 }
@@ -66,15 +62,9 @@ fn main() -> ExitCode {
 
 /// Measures everything, or the memory of one allocator; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
-    if let Some(allocator) = &args.blobs_of {
-        return blobs::measure(allocator, args.pages as usize).map(|[all, half]| format!("{all} {half}\n"));
-    }
-    match (&args.resident_of, args.size) {
-        (Some(allocator), Some(size_bytes)) => {
-            memory::measure(allocator, size_bytes, args.objects as usize).map(|bytes| format!("{bytes}\n"))
-        }
-        _ => Ok(text(&run(args)?, args.json)),
-    }
+    let Some(allocator) = &args.memory_of else { return Ok(text(&run(args)?, args.json)) };
+    let [all, rest] = memory::measure(allocator, args.size, args.objects as usize, args.pages as usize)?;
+    Ok(format!("{all} {rest}\n"))
 }
 
 const TARGETS: &str = include_str!("targets.txt");
@@ -94,10 +84,7 @@ fn run(args: &Args) -> Result<TargetsReport> {
     }
     progress("memory");
     go_on(&options.stop)?;
-    memory::measure_all(args.objects as usize, &mut report)?;
-    progress("compressed pages");
-    go_on(&options.stop)?;
-    blobs::measure_all(args.pages as usize, &mut report)?;
+    memory::measure_all(args.objects as usize, args.pages as usize, &mut report)?;
     progress("");
     report.notes = notes(args);
     Ok(TargetsReport { targets: judge(TARGETS, &report), report })

@@ -56,10 +56,6 @@ impl Case {
 pub trait Measured {
     /// Returns the time to allocate and free `objects` objects, or a few more.
     fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration>;
-
-    /// Allocates an object for each place in `objects`, frees all but `kept` of them, drawn at random, and
-    /// returns memory to the system. The kept ones stay in use.
-    fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()>;
 }
 
 impl<H: Heap> Measured for H {
@@ -77,27 +73,6 @@ impl<H: Heap> Measured for H {
                 Ok(thread_time() - start)
             }
             Case::Handoff => handoff(self, objects),
-        }
-    }
-
-    fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()> {
-        for object in &mut *objects {
-            *object = self.alloc()?;
-            // SAFETY: just allocated.
-            unsafe { write(self, *object, *object) };
-        }
-        fastrand::Rng::with_seed(seed).shuffle(objects);
-        let (kept, freed) = objects.split_at(kept);
-        for &object in freed {
-            // SAFETY: in use, and only freed here.
-            unsafe { self.free(object)? };
-        }
-        self.give_back()?;
-        // SAFETY: those that are kept are in use.
-        if kept.iter().all(|&object| unsafe { read(self, object) } == object) {
-            Ok(())
-        } else {
-            Err(damaged())
         }
     }
 }
@@ -224,8 +199,9 @@ unsafe fn read<H: Heap>(heap: &H, object: u64) -> u64 {
     unsafe { heap.address(object).read_volatile() }
 }
 
+/// Returns the error of an object that does not hold what was written to it.
 #[cold]
-fn damaged() -> Error {
+pub fn damaged() -> Error {
     Error::new(ErrorKind::Corrupt, "another thread changed an object in use")
 }
 
@@ -234,7 +210,7 @@ mod tests {
     use super::*;
     use crate::heap::{ALIGN_BYTES, SIZES_BYTES};
     use crate::slab::{Slab, names, open};
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
     use uzram::slab::{Plain, Sheaves};
 
     /// Returns the same object again and again.
@@ -250,19 +226,12 @@ mod tests {
         unsafe fn free(&self, _: u64) -> Result<()> {
             Ok(())
         }
-        fn give_back(&self) -> Result<()> {
-            // Damages the object in use, too.
-            self.0.store(7, Ordering::Relaxed);
-            Ok(())
-        }
     }
 
     #[test]
     fn a_heap_that_damages_objects_is_found_out() {
         let broken = Broken(AtomicU64::new(0));
         let error = broken.time(Case::Handoff, 100_000, 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Corrupt);
-        let error = broken.scatter(&mut [0; 100], 10, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
     }
 
@@ -274,10 +243,6 @@ mod tests {
                 for case in Case::ALL {
                     heap.time(case, 20_000, 3).unwrap();
                 }
-                let mut objects = [0; 1000];
-                heap.scatter(&mut objects, 100, 3).unwrap();
-                objects[..100].sort_unstable();
-                assert!(objects[..100].is_sorted_by(|a, b| a < b), "{name}: handed out twice");
             }
         }
         assert!(open("nobody", 64, 1).unwrap().is_none());

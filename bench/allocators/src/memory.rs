@@ -1,82 +1,313 @@
-//! Memory that stays resident after a random 90 % of many objects were freed and the allocator was asked to
-//! return memory.
+//! The memory that an allocator takes for each byte stored, when all objects are stored, and after most or half
+//! of them, drawn at random, were freed and the allocator was asked to return memory.
 //!
-//! Each allocator is measured in its own child process, so that none disturbs another: anonymous memory at
-//! the end, minus anonymous memory before the allocator's first object, by the kernel's count. Pages that the
-//! kernel may reclaim at any time (`MADV_FREE`) do not count.
+//! Stored are objects of one size, nine of ten of which are freed, or compressed pages as blobs of their exact
+//! length, of which half are freed: those of the corpus `mixed`, compressed with lz4; one that does not become
+//! smaller is stored as it is. uzram has slab caches for objects, and its pool for blobs, which checks them and
+//! keeps 8 bytes with each. The program's names of objects are in arrays that do not count.
+//!
+//! Each allocator is measured in its own child process, so that none disturbs another: anonymous memory now,
+//! minus anonymous memory before the allocator's first object, by the kernel's count. Pages that the kernel
+//! may reclaim at any time (`MADV_FREE`) do not count.
 
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::process::Command;
 use std::time::Duration;
 
+use uzram::codec::{Algorithm, Encoder};
+use uzram::mem::Arena;
+use uzram::slab::{Plain, Policy, Sheaves};
+use uzram::sync::Arc;
+use uzram::units::PAGE_SIZE;
+use uzram::zsmalloc::{Handle, Pinned, Pool, PoolBuilder};
 use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::corpus::{self, Kind};
 use uzram_bench::harness::process::run_to_end;
 use uzram_bench::harness::{Report, command, proc_bytes};
 
-use crate::heap::SIZES_BYTES;
-use crate::slab::{PLAIN, names, open};
-
-/// One object in this many is kept.
-const KEPT_ONE_IN: usize = 10;
-
-/// The seed for choosing the objects to free.
-const SEED: u64 = 1;
-
-/// The time after which a child counts as hung.
-const PATIENCE: Duration = Duration::from_secs(600);
+use crate::heap::{Heap, SIZES_BYTES, pointer};
+use crate::measured::damaged;
+use crate::peers::{self, MIMALLOC, Peer, SYSTEM, word};
+use crate::slab::{HARDENED, PLAIN, Slab, names};
 
 /// The option that selects the allocator in a child.
-pub const CHILD_OPTION: &str = "--resident-of";
+pub const CHILD_OPTION: &str = "--memory-of";
+/// The time after which a child counts as hung.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The seed for contents, and for choosing what is freed.
+const SEED: u64 = 1;
 
-/// Measures every allocator of this build, each in a child process.
-pub fn measure_all(objects: usize, report: &mut Report) -> Result<()> {
-    const TABLE: &str = "bytes in memory / in use";
+/// Measures every allocator of this build with so many objects and compressed pages.
+pub fn measure_all(objects: usize, pages: usize, report: &mut Report) -> Result<()> {
     for (size_bytes, column) in SIZES_BYTES.into_iter().zip(["64 bytes", "256 bytes"]) {
-        let live_bytes = (objects / KEPT_ONE_IN * size_bytes) as f64;
-        let (mut ours, mut best) = (f64::NAN, f64::INFINITY);
-        for allocator in names() {
-            let (size, objects) = (size_bytes.to_string(), objects.to_string());
-            let printed = in_child(&[CHILD_OPTION, allocator, "--size", &size, "--objects", &objects])?;
-            let resident_bytes: f64 = printed.trim().parse().map_err(|_| {
-                let what = format!("the memory of {allocator}: the child printed '{}'", printed.trim());
-                Error::new(ErrorKind::Io, what)
-            })?;
-            let kept = resident_bytes / live_bytes;
-            match allocator {
-                PLAIN => ours = kept,
-                _ if !allocator.starts_with(PLAIN) => best = best.min(kept),
-                _ => {}
-            }
-            report.row(TABLE, allocator, &[(column, kept)]);
-        }
-        report.row(TABLE, "uzram / the best other", &[(column, ours / best)]);
+        let args = ["--size", &size_bytes.to_string(), "--objects", &objects.to_string()];
+        compare("bytes in memory / in use", [None, Some(column)], &names(), &args, report)?;
     }
+    let allocators = [&[PLAIN], peers::NAMES].concat();
+    let columns = ["all stored", "half freed"].map(Some);
+    let args = ["--pages", &pages.to_string()];
+    compare("compressed pages: bytes in memory / stored", columns, &allocators, &args, report)
+}
+
+/// Measures allocators, each in a child, and adds a column for each state that has a name.
+fn compare(
+    table: &str,
+    columns: [Option<&'static str>; 2],
+    allocators: &[&str],
+    args: &[&str],
+    report: &mut Report,
+) -> Result<()> {
+    let mut add = |row: &str, figures: [f64; 2]| {
+        for (column, figure) in columns.into_iter().zip(figures) {
+            column.into_iter().for_each(|column| report.row(table, row, &[(column, figure)]));
+        }
+    };
+    let (mut ours, mut best) = ([f64::NAN; 2], [f64::INFINITY; 2]);
+    for allocator in allocators {
+        let mut child = Command::new(command::this_program()?);
+        let printed = run_to_end(child.args([CHILD_OPTION, allocator]).args(args), PATIENCE)?;
+        let numbers: Vec<f64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [all, rest] = numbers[..] else {
+            let what = format!("the memory of {allocator}: the child printed '{}'", printed.trim());
+            return Err(Error::new(ErrorKind::Io, what));
+        };
+        match *allocator {
+            PLAIN => ours = [all, rest],
+            HARDENED => {}
+            _ => best = [best[0].min(all), best[1].min(rest)],
+        }
+        add(allocator, [all, rest]);
+    }
+    add("uzram / the best other", [ours[0] / best[0], ours[1] / best[1]]);
     Ok(())
 }
 
-/// Runs this program again to measure one allocator; returns what it prints.
-pub fn in_child(args: &[&str]) -> Result<String> {
-    run_to_end(Command::new(command::this_program()?).args(args), PATIENCE)
+/// Run by a child: returns the bytes in memory for each byte stored, of so many objects of a size or, without
+/// one, of so many compressed pages.
+pub fn measure(allocator: &str, size: Option<usize>, objects: usize, pages: usize) -> Result<[f64; 2]> {
+    let contents = match size {
+        Some(size_bytes) => Contents::objects(size_bytes, objects),
+        // In a thread, to which the C library gives memory of its own: blobs in what compressing has freed
+        // would not grow the process.
+        None => std::thread::spawn(move || Contents::compressed(pages))
+            .join()
+            .map_err(|_| Error::new(ErrorKind::Io, "compressing the pages failed"))??,
+    };
+    let max_objects = contents.spans.len() as u64;
+    match (allocator, size) {
+        (PLAIN, Some(size)) => resident(&Slab::<Plain<Sheaves>>::new(size, max_objects)?, &contents),
+        (HARDENED, Some(size)) => resident(&Slab::<Sheaves>::new(size, max_objects)?, &contents),
+        (PLAIN, None) => resident(&UzramPool::new(&contents)?, &contents),
+        (SYSTEM, _) => resident(&peers::System, &contents),
+        (MIMALLOC, _) => resident(&peers::Mimalloc, &contents),
+        #[cfg(feature = "jemalloc")]
+        (peers::JEMALLOC, _) => resident(&peers::Jemalloc, &contents),
+        #[cfg(feature = "snmalloc")]
+        (peers::SNMALLOC, _) => resident(&peers::Snmalloc, &contents),
+        _ => {
+            let what = format!("there is no allocator '{allocator}'");
+            Err(Error::invalid(what).with_setting(CHILD_OPTION))
+        }
+    }
 }
 
-/// Run by a child: returns the bytes that an allocator keeps in memory.
-pub fn measure(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
+/// What is stored.
+struct Contents {
+    bytes: Vec<u8>,
+    spans: Vec<Range<usize>>,
+    /// One object in so many stays when some are freed.
+    kept_one_in: usize,
+}
+
+impl Contents {
+    fn objects(size_bytes: usize, count: usize) -> Contents {
+        const NOISE_BYTES: usize = 1 << 16;
+        let mut random = fastrand::Rng::with_seed(SEED);
+        let bytes = (0..NOISE_BYTES + size_bytes).map(|_| random.u8(..)).collect();
+        let starts = (0..count).map(|_| random.usize(..NOISE_BYTES));
+        Contents { bytes, spans: starts.map(|start| start..start + size_bytes).collect(), kept_one_in: 10 }
+    }
+
+    fn compressed(pages: usize) -> Result<Contents> {
+        let mut encoder = Encoder::new(&Algorithm::default())?;
+        let mut out = vec![0; 2 * PAGE_SIZE];
+        let mut contents = Contents { bytes: Vec::new(), spans: Vec::new(), kept_one_in: 2 };
+        for page in corpus::build(Kind::Mixed, pages)?.pages() {
+            let start = contents.bytes.len();
+            match encoder.encode(page, &mut out) {
+                Some(len) if len < PAGE_SIZE => contents.bytes.extend_from_slice(&out[..len]),
+                _ => contents.bytes.extend_from_slice(page),
+            }
+            contents.spans.push(start..contents.bytes.len());
+        }
+        Ok(contents)
+    }
+
+    fn of(&self, at: usize) -> &[u8] {
+        &self.bytes[self.spans[at].clone()]
+    }
+}
+
+/// An allocator of objects; each is named by a word.
+trait Allocator {
+    /// Stores a copy.
+    fn store(&self, contents: &[u8]) -> Result<u64>;
+
+    /// Returns whether an object still has these contents.
+    ///
+    /// # Safety
+    /// `store` returned that name for contents of this length, and it was not freed since.
+    unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool>;
+
+    /// Frees an object of that length.
+    ///
+    /// # Safety
+    /// As for `holds`.
+    unsafe fn free(&self, name: u64, len: usize) -> Result<()>;
+
+    /// Returns as much memory to the system as it can.
+    fn give_back(&self) -> Result<()>;
+}
+
+/// Returns the bytes in memory for each byte stored, of all objects, and after some were freed.
+fn resident(allocator: &impl Allocator, contents: &Contents) -> Result<[f64; 2]> {
     // Touched before the first measurement, as is the memory that reading /proc needs.
-    let mut words = vec![1u64; objects];
+    let mut names = vec![1u64; contents.spans.len()];
+    let mut order: Vec<usize> = (0..names.len()).collect();
+    fastrand::Rng::with_seed(SEED).shuffle(&mut order);
+    let (kept, freed) = order.split_at(names.len() / contents.kept_one_in);
     anonymous_bytes()?;
+    Peer::give_back(&peers::System);
     let before_bytes = anonymous_bytes()?;
-    let Some(heap) = open(allocator, size_bytes, objects as u64)? else {
-        let what = format!("there is no allocator '{allocator}' with objects of {size_bytes} bytes");
-        return Err(Error::invalid(what).with_setting(CHILD_OPTION));
+    let per_byte = |stored_bytes: usize| -> Result<f64> {
+        Ok(anonymous_bytes()?.saturating_sub(before_bytes) as f64 / stored_bytes as f64)
     };
-    heap.scatter(&mut words, objects / KEPT_ONE_IN, SEED)?;
-    Ok(anonymous_bytes()?.saturating_sub(before_bytes))
+    for (at, name) in names.iter_mut().enumerate() {
+        *name = allocator.store(contents.of(at))?;
+    }
+    let all = per_byte(order.iter().map(|at| contents.spans[*at].len()).sum())?;
+    for &at in freed {
+        // SAFETY: each index is in `order` once, so each object is freed once, with its length.
+        unsafe { allocator.free(names[at], contents.spans[at].len()) }?;
+    }
+    allocator.give_back()?;
+    let rest = per_byte(kept.iter().map(|at| contents.spans[*at].len()).sum())?;
+    for &at in kept {
+        // SAFETY: those that are kept are in use.
+        if !unsafe { allocator.holds(names[at], contents.of(at)) }? {
+            return Err(damaged());
+        }
+    }
+    Ok([all, rest])
 }
 
 /// Returns this process's anonymous memory, without pages that the kernel may reclaim at any time.
-pub fn anonymous_bytes() -> Result<u64> {
+fn anonymous_bytes() -> Result<u64> {
     let field = |name| proc_bytes("self", "smaps_rollup", &[name]);
     let of = |(anonymous, lazy): (u64, u64)| anonymous.saturating_sub(lazy);
     field("Anonymous").zip(field("LazyFree")).map(of).ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, "/proc/self/smaps_rollup has no Anonymous and LazyFree")
     })
+}
+
+/// Its names are addresses.
+impl<P: Peer> Allocator for P {
+    fn store(&self, contents: &[u8]) -> Result<u64> {
+        let address = self.alloc(contents.len());
+        let name = word(address)?;
+        // SAFETY: the allocator returned memory of this length, which nothing else uses.
+        unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), address.cast(), contents.len()) };
+        Ok(name)
+    }
+
+    unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool> {
+        // SAFETY: the caller's object came from `store`, with this length, and is in use.
+        Ok(unsafe { std::slice::from_raw_parts(pointer::<u8>(name), contents.len()) } == contents)
+    }
+
+    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { Peer::free(self, pointer(name), len) };
+        Ok(())
+    }
+
+    fn give_back(&self) -> Result<()> {
+        Peer::give_back(self);
+        Ok(())
+    }
+}
+
+impl<P: Policy> Allocator for Slab<P> {
+    fn store(&self, contents: &[u8]) -> Result<u64> {
+        let name = self.alloc()?;
+        // SAFETY: the object was just allocated, and is as large as all contents of this cache.
+        unsafe {
+            self.address(name).cast::<u8>().copy_from_nonoverlapping(contents.as_ptr(), contents.len())
+        };
+        Ok(name)
+    }
+
+    unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool> {
+        // SAFETY: the caller's object came from `store`, with this length, and is in use.
+        let address = unsafe { self.address(name) }.cast::<u8>();
+        // SAFETY: as above.
+        Ok(unsafe { std::slice::from_raw_parts(address, contents.len()) } == contents)
+    }
+
+    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { Heap::free(self, name) }
+    }
+
+    fn give_back(&self) -> Result<()> {
+        self.return_memory()
+    }
+}
+
+struct UzramPool {
+    pool: Pool<Pinned>,
+    arena: Arc<Arena>,
+    /// The handles, by name; one that was freed is `None`. In memory from the start, as the other allocators'
+    /// names are.
+    handles: RefCell<Vec<Option<Handle>>>,
+    stored: Cell<usize>,
+}
+
+impl UzramPool {
+    fn new(contents: &Contents) -> Result<UzramPool> {
+        // Room for objects that were freed and not yet compacted.
+        let arena = Arc::new(Arena::new(4 * contents.bytes.len() as u64 + (64 << 20))?);
+        let pool = PoolBuilder::new("bench").build_in(Arc::clone(&arena))?;
+        let handles = RefCell::new((0..contents.spans.len()).map(|_| None).collect());
+        Ok(UzramPool { pool, arena, handles, stored: Cell::new(0) })
+    }
+}
+
+fn freed_before() -> Error {
+    Error::invalid("the blob was freed before")
+}
+
+impl Allocator for UzramPool {
+    fn store(&self, contents: &[u8]) -> Result<u64> {
+        let handle = self.pool.store(contents)?.into_handle();
+        let name = self.stored.replace(self.stored.get() + 1);
+        self.handles.borrow_mut()[name] = Some(handle);
+        Ok(name as u64)
+    }
+
+    unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool> {
+        let handles = self.handles.borrow();
+        Ok(*self.pool.read(handles[name as usize].as_ref().ok_or_else(freed_before)?)? == *contents)
+    }
+
+    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
+        self.pool.free(self.handles.borrow_mut()[name as usize].take().ok_or_else(freed_before)?)
+    }
+
+    fn give_back(&self) -> Result<()> {
+        self.pool.compact();
+        self.arena.release_free();
+        Ok(())
+    }
 }

@@ -100,11 +100,6 @@ impl<P: Peer, const SIZE: usize> Heap for OfSize<P, SIZE> {
         unsafe { self.0.free(pointer(object), SIZE) };
         Ok(())
     }
-
-    fn give_back(&self) -> Result<()> {
-        self.0.give_back();
-        Ok(())
-    }
 }
 
 /// Returns the address that an allocator returned, as a word.

@@ -2,7 +2,7 @@
 
 use uzram::Result;
 use uzram::mem::{Arena, Gfp};
-use uzram::slab::{Cache, CacheConfig, DelayedFreeze, EagerFreeze, Plain, Policy, Sheaves};
+use uzram::slab::{Cache, CacheConfig, Plain, Policy, Sheaves};
 use uzram::sync::Arc;
 use uzram_bench::harness::rounds::{Experiment, Plan, Sample};
 
@@ -15,10 +15,6 @@ pub const PLAIN: &str = "uzram";
 
 /// The slab caches as the engine uses them.
 pub const HARDENED: &str = "uzram hardened";
-
-/// Slab caches with the kernel's earlier policies, without hardening; for information.
-const DELAYED: &str = "uzram delayed";
-const EAGER: &str = "uzram eager";
 
 /// A slab cache.
 pub struct Slab<P: Policy> {
@@ -34,6 +30,14 @@ impl<P: Policy> Slab<P> {
         let arena = Arc::new(Arena::new(reserve_bytes)?);
         let options = CacheConfig::new("bench", size_bytes, ALIGN_BYTES, max_objects);
         Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
+    }
+
+    /// Returns as much memory to the system as it can.
+    pub fn return_memory(&self) -> Result<()> {
+        self.cache.shrink()?;
+        // The arena's free memory kept for reuse is also the cache's.
+        self.arena.release_free();
+        Ok(())
     }
 }
 
@@ -52,18 +56,11 @@ impl<P: Policy> Heap for Slab<P> {
     unsafe fn free(&self, object: u64) -> Result<()> {
         self.cache.free(object as u32)
     }
-
-    fn give_back(&self) -> Result<()> {
-        self.cache.shrink()?;
-        // The arena's free memory kept for reuse is also the cache's.
-        self.arena.release_free();
-        Ok(())
-    }
 }
 
 /// Returns the heaps that this build can compare; the yardstick is the last.
 pub fn names() -> Vec<&'static str> {
-    [&[PLAIN, HARDENED, DELAYED, EAGER], peers::NAMES].concat()
+    [&[PLAIN, HARDENED], peers::NAMES].concat()
 }
 
 /// Opens the heap of that name, for objects of one of [`SIZES_BYTES`]; returns `None` if there is no such
@@ -75,8 +72,6 @@ pub fn open(name: &str, size_bytes: usize, max_objects: u64) -> Result<Option<Bo
     Ok(Some(match name {
         PLAIN => boxed::<Plain<Sheaves>>(size_bytes, max_objects)?,
         HARDENED => boxed::<Sheaves>(size_bytes, max_objects)?,
-        DELAYED => boxed::<Plain<DelayedFreeze>>(size_bytes, max_objects)?,
-        EAGER => boxed::<Plain<EagerFreeze>>(size_bytes, max_objects)?,
         _ => return Ok(peers::open(name, size_bytes)),
     }))
 }
