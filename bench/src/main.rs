@@ -57,8 +57,8 @@ struct Args {
     /// devices and swap too, and print each promise with its figure
     #[arg(long)]
     targets: bool,
-    /// Measure codecs instead: ratio, room in a pool's size classes and speed of each, on each corpus, and on
-    /// each program's part of `processes`
+    /// Measure codecs instead: ratio and speed of each, on each corpus, and on each program's part of
+    /// `processes`
     #[arg(long, conflicts_with = "targets")]
     codecs: bool,
     /// Print Markdown: with --targets the release's page of their figures, with --codecs the tables

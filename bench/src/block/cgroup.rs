@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -51,14 +50,6 @@ impl Cgroup {
     /// Returns its folder.
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    /// Returns a command that runs `command`'s program with its arguments in this cgroup.
-    pub fn enter(&self, command: &Command) -> Command {
-        let words = self.words();
-        let mut shell = Command::new(&words[0]);
-        shell.args(&words[1..]).arg(command.get_program()).args(command.get_args());
-        shell
     }
 
     /// Returns the words that start a command in this cgroup.

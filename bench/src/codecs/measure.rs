@@ -13,10 +13,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+use uzram::Result;
 use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page};
-use uzram::zsmalloc::{SizeClass, huge_threshold};
-use uzram::{Pool, Result};
 use uzram_cli::process_pages::spread;
 
 use crate::harness::corpus::Corpus;
@@ -25,33 +24,6 @@ use crate::harness::stats::median;
 use crate::harness::{go_on, read_back};
 
 const SLICE_PAGES: usize = 64;
-
-/// The sizes that objects of the default pool take.
-pub(super) struct Classes(Vec<SizeClass>);
-
-impl Classes {
-    pub(super) fn new() -> Result<Classes> {
-        let pool = Pool::builder("classes").chain_size(uzram::device::DEFAULT_CHAIN_SIZE).build()?;
-        let mut classes: Vec<SizeClass> = pool.class_stats().into_iter().map(|stat| stat.class).collect();
-        classes.sort_by_key(|class| class.size_bytes);
-        Ok(Classes(classes))
-    }
-
-    /// Returns the bytes that an object takes; a page from the huge threshold on.
-    fn bytes(&self, len: usize) -> usize {
-        // What an object's header takes: the longest object that is not huge fills the largest class with
-        // one.
-        let threshold = huge_threshold(uzram::device::DEFAULT_CHAIN_SIZE);
-        if len >= threshold {
-            return PAGE_SIZE;
-        }
-        let largest =
-            self.0.iter().rfind(|class| !class.is_huge()).map_or(PAGE_SIZE, |class| class.size_bytes.into());
-        let object_bytes = len + (largest + 1).saturating_sub(threshold);
-        let class = self.0.iter().find(|class| usize::from(class.size_bytes) >= object_bytes);
-        class.map_or(PAGE_SIZE, |class| class.size_bytes.into())
-    }
-}
 
 /// A codec, and what it did so far.
 pub(super) struct Variant {
@@ -95,14 +67,9 @@ impl Variant {
     }
 
     /// Compresses all pages, and checks that they decompress to what they were; returns the bytes that they
-    /// take compressed, or as they are where that is not smaller, and each rounded up to its size class.
-    pub(super) fn store(
-        &mut self,
-        pages: &Corpus,
-        classes: &Classes,
-        stop: &AtomicBool,
-    ) -> Result<[usize; 2]> {
-        let mut stored = [0, 0];
+    /// take compressed, or as they are where that is not smaller.
+    pub(super) fn store(&mut self, pages: &Corpus, stop: &AtomicBool) -> Result<usize> {
+        let mut stored_bytes = 0;
         for page in pages.pages() {
             go_on(stop)?;
             let len = self.encoder.encode(page, &mut self.encoded).filter(|len| *len < PAGE_SIZE);
@@ -110,10 +77,9 @@ impl Variant {
                 self.decoder.decode(&self.encoded[..len], &mut self.page)?;
                 read_back(&self.page, page, || format!("{}: a page", self.algorithm))?;
             }
-            let len = len.unwrap_or(PAGE_SIZE);
-            stored = [stored[0] + len, stored[1] + classes.bytes(len)];
+            stored_bytes += len.unwrap_or(PAGE_SIZE);
         }
-        Ok(stored)
+        Ok(stored_bytes)
     }
 
     /// Compresses a slice and decompresses it.
@@ -197,22 +163,4 @@ pub(super) fn measure(
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The pool's own arithmetic, told by what it stores.
-    #[test]
-    fn objects_take_their_classes() {
-        let classes = Classes::new().unwrap();
-        let pool = Pool::builder("objects").chain_size(uzram::device::DEFAULT_CHAIN_SIZE).build().unwrap();
-        for len in (1..=PAGE_SIZE).step_by(7).chain([3624, 3625, 4095, PAGE_SIZE]) {
-            let object = pool.store(&vec![1; len]).unwrap();
-            let used = pool.class_stats().into_iter().find(|stat| stat.obj_used > 0).unwrap();
-            assert_eq!(classes.bytes(len), usize::from(used.class.size_bytes), "{len}");
-            drop(object);
-        }
-    }
 }

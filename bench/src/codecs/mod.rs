@@ -10,7 +10,7 @@ use uzram::codec::{Algorithm, Kind};
 use uzram::units::PAGE_SIZE;
 
 use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source};
-use measure::{Classes, Variant};
+use measure::Variant;
 
 /// The levels that are measured besides the default of each kind. The kinds themselves are the engine's.
 const LEVELS: [&str; 7] = ["lz4:2", "lz4:8", "lz4hc:4", "zstd:-5", "zstd:3", "zstd:9", "deflate:1"];
@@ -41,22 +41,20 @@ pub(crate) fn table(corpus: &str) -> String {
 pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> Result<Report> {
     options.check(&[])?;
     let (rounds, stop, lz4) = (options.rounds(ROUNDS), &options.stop, Algorithm::from(Kind::Lz4));
-    let classes = Classes::new()?;
     let mut report = Report::default();
     for (name, pages) in pages::load(corpora, options, &mut report.notes)? {
         let mut variants = algorithms.iter().map(Variant::new).collect::<Result<Vec<_>>>()?;
-        let stored = variants.iter_mut().map(|variant| variant.store(&pages, &classes, stop));
+        let stored = variants.iter_mut().map(|variant| variant.store(&pages, stop));
         let stored = stored.collect::<Result<Vec<_>>>()?;
         measure::measure(&mut variants, &pages, rounds, options.duration, stop)?;
         options.go_on()?;
         let bytes = (pages.page_count() * PAGE_SIZE) as f64;
         let yardstick = variants.iter().find(|variant| variant.algorithm == lz4).map(Variant::speeds);
         let [lz4_compress, lz4_decompress] = yardstick.unwrap_or([f64::NAN; 2]);
-        for (variant, [stored_bytes, class_bytes]) in variants.iter().zip(stored) {
+        for (variant, stored_bytes) in variants.iter().zip(stored) {
             let [compress, decompress] = variant.speeds();
             let cells = [
                 ("ratio", bytes / stored_bytes as f64),
-                ("in classes", bytes / class_bytes as f64),
                 ("compress MB/s", compress),
                 ("compress × lz4", compress / lz4_compress),
                 ("decompress MB/s", decompress),
@@ -72,8 +70,7 @@ pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> R
         options.duration.as_secs_f64()
     ));
     report.note(
-        "same-filled pages are left out; pages that do not get smaller count as they are, and are not decompressed; in \
-         classes: to the bytes that their objects take in a pool, each rounded up to its size class",
+        "same-filled pages are left out; pages that do not get smaller count as they are, and are not decompressed",
     );
     Ok(report)
 }
@@ -89,7 +86,7 @@ mod tests {
         let report = run(&Options::tiny(96), &[Options::tiny(96).corpus], &algorithms).unwrap();
         for algorithm in &algorithms {
             let of = |column| report.get("codecs on mixed", &algorithm.to_string(), column).unwrap();
-            assert!(of("ratio") > of("in classes") && of("in classes") > 1.0, "{report}");
+            assert!(of("ratio") > 1.0, "{report}");
             assert!(of("compress MB/s") > 0.0 && of("decompress × lz4") > 0.0, "{report}");
         }
         assert_eq!(report.get("codecs on mixed", "lz4", "compress × lz4"), Some(1.0));
@@ -103,6 +100,6 @@ mod tests {
         std::fs::write(&path, (0..20 * PAGE_SIZE).map(|_| rng.u8(..)).collect::<Vec<_>>()).unwrap();
         let report = run(&Options::tiny(1), &[Source::File(path)], &[Kind::Lz4.into()]).unwrap();
         let of = |column| report.get("codecs on noise", "lz4", column);
-        assert_eq!([of("ratio"), of("in classes"), of("decompress MB/s")], [Some(1.0), Some(1.0), None]);
+        assert_eq!([of("ratio"), of("decompress MB/s")], [Some(1.0), None]);
     }
 }

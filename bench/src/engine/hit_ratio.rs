@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::{Error, ErrorKind, Result};
 
+use super::zipf::Zipf;
 use crate::harness::{Options, Report, SEED};
 
 /// The sizes of memory, in percent of the pages.
@@ -178,39 +179,6 @@ impl Trace {
             }
             Trace::Loop => (0..pages / 4).cycle().take(uses).collect(),
         }
-    }
-}
-
-/// Endless draws from a Zipf distribution: the nth page is drawn in proportion to 1 / n^exponent.
-pub(crate) struct Zipf {
-    random: fastrand::Rng,
-    /// At n - 1, the page of rank n.
-    by_rank: Vec<u32>,
-    /// At n - 1, the sum of the weights of the first n ranks.
-    sums: Vec<f64>,
-}
-
-impl Zipf {
-    /// Assigns pages to ranks at random.
-    pub(crate) fn new(pages: u32, exponent: f64, seed: u64) -> Zipf {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut by_rank: Vec<u32> = (0..pages).collect();
-        random.shuffle(&mut by_rank);
-        let mut sum = 0.0;
-        let mut sum_up_to = |rank| {
-            sum += f64::from(rank).powf(exponent).recip();
-            sum
-        };
-        Zipf { random, by_rank, sums: (1..=pages).map(&mut sum_up_to).collect() }
-    }
-}
-
-impl Iterator for Zipf {
-    type Item = u32;
-
-    fn next(&mut self) -> Option<u32> {
-        let drawn = self.random.f64() * self.sums.last()?;
-        self.by_rank.get(self.sums.partition_point(|sum| *sum <= drawn)).copied()
     }
 }
 

@@ -31,6 +31,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod uzram_device;
+pub(crate) mod zipf;
 
 pub use compare::Comparison;
 pub(crate) use compare::ROUNDS;

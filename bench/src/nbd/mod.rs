@@ -52,10 +52,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
     let mut report = Report::default();
     for (rw, algorithm, allocator) in COMPARISONS {
-        let servers = [
-            Server::uzram(uzram, algorithm, size_bytes, &[], None)?,
-            Server::nbdkit(allocator, size_bytes, None)?,
-        ];
+        let servers =
+            [Server::uzram(uzram, algorithm, size_bytes, &[])?, Server::nbdkit(allocator, size_bytes)?];
         servers.iter().try_for_each(|server| fill(server, saved.path()))?;
         for jobs in [1, 2] {
             let [uzram, nbdkit] = compare(options, rw, jobs, &corpus, &servers)?;
@@ -103,7 +101,7 @@ mod tests {
             return println!("skipped: {error}");
         }
         let corpus = build(Kind::Mixed, 512).unwrap();
-        let server = Server::nbdkit("malloc", pages_to_bytes(512), None).unwrap();
+        let server = Server::nbdkit("malloc", pages_to_bytes(512)).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let copy = dir.path().join("disk.bin");
         let known: HashSet<_> = corpus.pages().collect();

@@ -11,7 +11,6 @@ use std::time::Duration;
 use tempfile::TempDir;
 use uzram::Result;
 
-use crate::block::cgroup::Cgroup;
 use crate::harness::process::{Process, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -25,37 +24,27 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a uzram server with more options, in a cgroup if one is given.
-    pub fn uzram(
-        program: &Path,
-        algorithm: &str,
-        size_bytes: u64,
-        options: &[&str],
-        cgroup: Option<&Cgroup>,
-    ) -> Result<Server> {
+    /// Starts a uzram server with more options.
+    pub fn uzram(program: &Path, algorithm: &str, size_bytes: u64, options: &[&str]) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
         command.arg("--size").arg(format!("{size_bytes}B")).args(options);
-        Server::start(command, dir, cgroup)
+        Server::start(&mut command, dir)
     }
 
-    /// Starts nbdkit's memory plugin with one of its allocators, in a cgroup if one is given.
-    pub fn nbdkit(allocator: &str, size_bytes: u64, cgroup: Option<&Cgroup>) -> Result<Server> {
+    /// Starts nbdkit's memory plugin with one of its allocators.
+    pub fn nbdkit(allocator: &str, size_bytes: u64) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new("nbdkit");
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(dir.path().join("nbd.sock"));
         command.args(["memory", &size_bytes.to_string(), &format!("allocator={allocator}")]);
-        Server::start(command, dir, cgroup)
+        Server::start(&mut command, dir)
     }
 
-    fn start(command: Command, dir: TempDir, cgroup: Option<&Cgroup>) -> Result<Server> {
-        let mut command = match cgroup {
-            Some(cgroup) => cgroup.enter(&command),
-            None => command,
-        };
+    fn start(command: &mut Command, dir: TempDir) -> Result<Server> {
         let socket = dir.path().join("nbd.sock");
-        let mut process = Process::start(&mut command)?;
+        let mut process = Process::start(command)?;
         process.wait_until("listened", START_TIMEOUT, |_| UnixStream::connect(&socket).ok())?;
         let uri = format!("nbd+unix:///?socket={}", percent_encoded(socket.as_os_str()));
         Ok(Server { uri, _process: process, _dir: dir })
@@ -94,8 +83,7 @@ mod tests {
 
     #[test]
     fn a_server_that_does_not_start_says_why() {
-        let error =
-            Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20, &[], None).err().unwrap().to_string();
+        let error = Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20, &[]).err().unwrap().to_string();
         assert!(error.contains("/bin/false ended before it listened"), "{error}");
     }
 }

@@ -8,13 +8,12 @@
 //! All of them are processes, which fill their memory, serve a number of accesses, and then take turns.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
+use uzram::units::{Page, page_of, pages_to_bytes};
 use uzram::{Error, Result};
 use uzram_pager::TrapKind;
 
@@ -22,22 +21,12 @@ use super::memory::{Mapping, Memory, changed, corpus_page};
 use super::settings::PagerSettings;
 use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
-use crate::engine::hit_ratio::Zipf;
+use crate::engine::zipf::{Access, PAGES_PER_LIMIT, WARM_UP_PER_PAGE, accesses};
 use crate::harness::report::{Figure, each, mib};
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::steps::{Steps, User};
-use crate::harness::{Options, Report, io_error, proc_bytes};
+use crate::harness::{Options, Report, SEED, io_error, proc_bytes};
 
-/// Pages, for each of the limit.
-const PAGES_PER_LIMIT: u64 = 4;
-const EXPONENT: f64 = 0.99;
-const WRITES_ONE_OF: u32 = 10;
-/// Marks an access that writes.
-const WRITES: u32 = 1 << 31;
-/// Accesses generated in advance for each page; then they repeat.
-const ACCESSES_PER_PAGE: usize = 16;
-/// Accesses for each page before it is measured.
-const WARM_UP_PER_PAGE: usize = 2;
 /// Accesses between two looks at the clock.
 const LOOK_EVERY: usize = 64;
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
@@ -54,11 +43,9 @@ pub(super) fn measure(
     let limit_bytes = options.amount(64 << 20, 4 << 20);
     let pages = (PAGES_PER_LIMIT * page_of(limit_bytes)) as usize;
     let size_bytes = pages_to_bytes(pages as u64);
-    let accesses = tempfile::NamedTempFile::new().map_err(|error| io_error(Path::new("accesses"), error))?;
-    write_accesses(accesses.path(), pages)?;
     let start = |pager, cgroup| -> Result<User> {
-        let (corpus, accesses) = (corpus.to_owned(), accesses.path().to_owned());
-        let mut user = User::start(&options.bench, "Zipf", &Job { pager, cgroup, corpus, accesses, pages })?;
+        let job = Job { pager, cgroup, corpus: corpus.to_owned(), pages };
+        let mut user = User::start(&options.bench, "Zipf", &job)?;
         user.ask::<Slice>("fill", &options.stop)?;
         user.ask::<Slice>(&format!("0 {}", WARM_UP_PER_PAGE * pages), &options.stop)?;
         Ok(user)
@@ -126,16 +113,6 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Writes the accesses to a file, which all processes map.
-fn write_accesses(path: &Path, pages: usize) -> Result<()> {
-    let mut random = fastrand::Rng::with_seed(5);
-    let accesses = Zipf::new(pages as u32, EXPONENT, 4).take(ACCESSES_PER_PAGE * pages);
-    let word = |page: u32| page | if random.u32(..WRITES_ONE_OF) == 0 { WRITES } else { 0 };
-    let bytes: Vec<u8> = accesses.map(word).flat_map(u32::to_ne_bytes).collect();
-    let write = || fs::File::create(path)?.write_all(&bytes);
-    write().map_err(|error| io_error(path, error))
-}
-
 /// A process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
@@ -144,7 +121,6 @@ pub(crate) struct Job {
     /// The cgroup that it enters.
     cgroup: Option<PathBuf>,
     corpus: PathBuf,
-    accesses: PathBuf,
     pages: usize,
 }
 
@@ -166,9 +142,9 @@ impl Job {
     /// Is the process. The steps: `fill`; `MS COUNT`, accesses for so long, at least so many; `memory`, the
     /// peak.
     pub(crate) fn run(&self, steps: &mut Steps) -> Result<()> {
-        let (corpus, accesses) = (Mapping::file(&self.corpus)?, Mapping::file(&self.accesses)?);
         // In memory before the cgroup is entered, so that they are not counted there.
-        corpus.pages().iter().chain(accesses.pages()).for_each(super::memory::touch);
+        let (corpus, accesses) = (Mapping::file(&self.corpus)?, accesses(self.pages, SEED));
+        corpus.pages().iter().for_each(super::memory::touch);
         if let Some(cgroup) = &self.cgroup {
             let path = cgroup.join("cgroup.procs");
             fs::write(&path, std::process::id().to_string()).map_err(|error| io_error(&path, error))?;
@@ -183,7 +159,7 @@ impl Job {
                 }
             });
             let peak = || peak_bytes.load(Ordering::Relaxed).saturating_sub(before_bytes);
-            let outcome = self.serve(steps, corpus.pages(), accesses.pages(), peak);
+            let outcome = self.serve(steps, corpus.pages(), &accesses, peak);
             ends.store(true, Ordering::Relaxed);
             outcome
         })
@@ -193,7 +169,7 @@ impl Job {
         &self,
         steps: &mut Steps,
         corpus: &[Page],
-        accesses: &[Page],
+        accesses: &[Access],
         peak_bytes: impl Fn() -> u64,
     ) -> Result<()> {
         let pager = self.pager.as_ref().map(PagerSettings::build).transpose()?;
@@ -201,7 +177,7 @@ impl Job {
             memory: Memory::map(pager.as_ref(), self.pages)?,
             corpus,
             holds: (0..self.pages as u32).collect(),
-            accesses: accesses.as_flattened().as_chunks::<4>().0,
+            accesses,
             done: 0,
         };
         while let Some(step) = steps.next() {
@@ -234,7 +210,7 @@ struct Accessed<'a> {
     corpus: &'a [Page],
     /// The corpus's page that each page holds.
     holds: Vec<u32>,
-    accesses: &'a [[u8; 4]],
+    accesses: &'a [Access],
     done: usize,
 }
 
@@ -252,20 +228,18 @@ impl Accessed<'_> {
     }
 
     fn next(&mut self) -> Result<()> {
-        let access = u32::from_ne_bytes(self.accesses[self.done % self.accesses.len()]);
+        let Access { page, written } = self.accesses[self.done % self.accesses.len()];
         self.done += 1;
-        let page = (access & !WRITES) as usize;
-        if access & WRITES != 0 {
-            self.holds[page] = self.done as u32;
-            self.memory.pages_mut()[page] = *corpus_page(self.corpus, self.done);
+        let page = page as usize;
+        if let Some(corpus_page_number) = written {
+            self.holds[page] = corpus_page_number;
+            self.memory.pages_mut()[page] = *corpus_page(self.corpus, corpus_page_number as usize);
         } else if self.memory.pages()[page] != *corpus_page(self.corpus, self.holds[page] as usize) {
             return Err(changed(page));
         }
         Ok(())
     }
 }
-
-const _: () = assert!(PAGE_SIZE.is_multiple_of(4));
 
 /// Returns how many faults of this process read a swap area so far.
 fn major_faults() -> u64 {

@@ -24,7 +24,7 @@ pub(super) fn measure_nbd(options: &Options, corpus: &Corpus, path: &Path) -> Re
     let mut report = Report::default();
     let (algorithm, size_bytes) = (options.algorithm.to_string(), pages_to_bytes(corpus.page_count() as u64));
     let start = |more: &[&str]| {
-        let server = Server::uzram(options.uzram()?, &algorithm, size_bytes, more, None)?;
+        let server = Server::uzram(options.uzram()?, &algorithm, size_bytes, more)?;
         nbd::fill(&server, path).map(|()| server)
     };
     let servers = [start(&[])?, start(&[NO_SURVIVE])?];

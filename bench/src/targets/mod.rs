@@ -17,7 +17,7 @@ use crate::harness::bound::Bound;
 use crate::harness::corpus::Saved;
 use crate::harness::{Options, Report, Source};
 use crate::{block, nbd, pager, programs, remote, run, swap, take_over};
-pub use target::{Target, Targets};
+pub use target::{Target, table};
 
 const TARGETS: &str = include_str!("targets.txt");
 
@@ -118,7 +118,7 @@ impl TargetsReport {
             options.duration.as_secs_f64(),
             machine.sysname().to_string_lossy(),
             machine.release().to_string_lossy(),
-            Targets(&self.targets).table().to_markdown(),
+            table(&self.targets).to_markdown(),
         );
         for note in &self.report.notes {
             page += &format!("\n- {note}");
@@ -129,7 +129,7 @@ impl TargetsReport {
 
 impl fmt::Display for TargetsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n{}", Targets(&self.targets), self.report)
+        write!(f, "{}\n{}", table(&self.targets), self.report)
     }
 }
 

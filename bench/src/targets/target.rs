@@ -1,7 +1,5 @@
 //! A target: a figure, its bound, and the measured value.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use crate::harness::bound::Bound;
@@ -26,34 +24,19 @@ impl Target {
     }
 }
 
-/// Prints each target beside its measured value.
-pub struct Targets<'a>(pub &'a [Target]);
-
-impl Targets<'_> {
-    /// Returns a table with a row for each target.
-    pub fn table(&self) -> Table {
-        let mut table = Table::new(["<target", "wanted", "measured", "<"]);
-        for target in self.0 {
-            let verdict = match target.is_met() {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "not measured",
-            };
-            table.row([
-                target.name.clone(),
-                target.bound.cell(),
-                figure_cell(target.measured, 3),
-                verdict.to_owned(),
-            ]);
-        }
-        table
+/// Returns a table with a row for each target.
+pub fn table(targets: &[Target]) -> Table {
+    let mut table = Table::new(["<target", "wanted", "measured", "<"]);
+    for target in targets {
+        let verdict = match target.is_met() {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "not measured",
+        };
+        let measured = figure_cell(target.measured, 3);
+        table.row([target.name.clone(), target.bound.cell(), measured, verdict.to_owned()]);
     }
-}
-
-impl fmt::Display for Targets<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.table())
-    }
+    table
 }
 
 #[cfg(test)]
@@ -70,7 +53,7 @@ mod tests {
         ]
         .map(target);
         assert_eq!(targets.each_ref().map(Target::is_met), [Some(true), Some(false), None]);
-        let text = Targets(&targets).to_string();
+        let text = table(&targets).to_string();
         let lines = [
             "target wanted measured",
             "speed   ≥ 1.5    1.500  met",

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use crate::experiment::{Series, jobs_text};
 use uzram_bench::harness::report::Table;
@@ -39,63 +40,57 @@ pub struct Times {
 }
 
 /// The locks of a class. `-R` after its name means held by readers, `-W` by a writer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug)]
 pub struct LockRow {
     class: String,
-    con_bounces: u64,
     contentions: u64,
-    waittime_min_us: f64,
-    waittime_max_us: f64,
-    waittime_total_us: f64,
-    waittime_avg_us: f64,
-    acq_bounces: u64,
     acquisitions: u64,
-    holdtime_min_us: f64,
-    holdtime_max_us: f64,
-    holdtime_total_us: f64,
-    holdtime_avg_us: f64,
+    /// Those of [`HEADINGS`] after the first.
+    figures: [Value; HEADINGS.len() - 1],
 }
 
 impl LockRow {
     /// Makes a row of waits and of acquisitions, each with the number of those that bounced.
     pub fn new(class: &str, (con_bounces, wait): (u64, Times), (acq_bounces, hold): (u64, Times)) -> LockRow {
-        let us = |ns: u64| ns as f64 / 1e3;
-        let avg_us = |times: Times| us(times.total_ns) / times.count.max(1) as f64;
-        LockRow {
-            class: class.to_owned(),
-            con_bounces,
-            contentions: wait.count,
-            waittime_min_us: us(wait.min_ns),
-            waittime_max_us: us(wait.max_ns),
-            waittime_total_us: us(wait.total_ns),
-            waittime_avg_us: avg_us(wait),
-            acq_bounces,
-            acquisitions: hold.count,
-            holdtime_min_us: us(hold.min_ns),
-            holdtime_max_us: us(hold.max_ns),
-            holdtime_total_us: us(hold.total_ns),
-            holdtime_avg_us: avg_us(hold),
-        }
+        let us = |ns: u64| Value::from(ns as f64 / 1e3);
+        let avg_us = |times: Times| Value::from(times.total_ns as f64 / 1e3 / times.count.max(1) as f64);
+        let figures = [
+            con_bounces.into(),
+            wait.count.into(),
+            us(wait.min_ns),
+            us(wait.max_ns),
+            us(wait.total_ns),
+            avg_us(wait),
+            acq_bounces.into(),
+            hold.count.into(),
+            us(hold.min_ns),
+            us(hold.max_ns),
+            us(hold.total_ns),
+            avg_us(hold),
+        ];
+        LockRow { class: class.to_owned(), contentions: wait.count, acquisitions: hold.count, figures }
     }
 
-    fn cells(&self) -> [String; HEADINGS.len()] {
-        let us = |us: f64| format!("{us:.2}");
-        [
-            // The colon is the kernel's: `grep :` finds the rows.
-            format!("{}:", self.class),
-            self.con_bounces.to_string(),
-            self.contentions.to_string(),
-            us(self.waittime_min_us),
-            us(self.waittime_max_us),
-            us(self.waittime_total_us),
-            us(self.waittime_avg_us),
-            self.acq_bounces.to_string(),
-            self.acquisitions.to_string(),
-            us(self.holdtime_min_us),
-            us(self.holdtime_max_us),
-            us(self.holdtime_total_us),
-            us(self.holdtime_avg_us),
-        ]
+    fn cells(&self) -> impl Iterator<Item = String> {
+        let figure = |figure: &Value| match figure.as_u64() {
+            Some(count) => count.to_string(),
+            None => format!("{:.2}", figure.as_f64().unwrap_or_default()),
+        };
+        // The colon is the kernel's: `grep :` finds the rows.
+        std::iter::once(format!("{}:", self.class)).chain(self.figures.iter().map(figure))
+    }
+}
+
+/// Its keys are the columns' names.
+impl Serialize for LockRow {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let key = |heading: &str| {
+            let unit = if heading.contains("time-") { "_us" } else { "" };
+            heading.replace('-', "_") + unit
+        };
+        let figures = HEADINGS[1..].iter().map(|heading| key(heading)).zip(self.figures.iter().cloned());
+        serializer
+            .collect_map(std::iter::once(("class".to_owned(), self.class.clone().into())).chain(figures))
     }
 }
 

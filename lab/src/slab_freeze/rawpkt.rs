@@ -96,10 +96,21 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: R
     run_together(jobs)
 }
 
-/// A thread's sender and receiver.
+/// A thread, which sends by one wire and receives by another.
 struct End<'a, P: Policy> {
-    sender: Sender<'a, P>,
-    receiver: Receiver<'a, P>,
+    skbs: &'a Objects<P>,
+    data: &'a Objects<P>,
+    to: &'a Wire,
+    from: &'a Wire,
+    /// The number of packets sent to each socket, and of those read from each.
+    sent: [u64; SOCKETS],
+    read: [u64; SOCKETS],
+    /// The socket to read next.
+    next: usize,
+    /// What this thread writes to its packets, and what the one before it does.
+    own: Content<LINE_BYTES>,
+    theirs: Content<LINE_BYTES>,
+    random: fastrand::Rng,
     /// Set when a thread ended before its work was done: no other thread may wait for it.
     broken: &'a AtomicBool,
     complete: bool,
@@ -115,33 +126,30 @@ impl<'a, P: Policy> End<'a, P> {
         seed: u64,
         broken: &'a AtomicBool,
     ) -> Self {
-        let sender = Sender {
-            wire: &wires[thread],
+        let before = (thread + wires.len() - 1) % wires.len();
+        End {
             skbs,
             data,
-            numbers: [0; SOCKETS],
-            content: Content::of(thread),
-            random: fastrand::Rng::with_seed(seed << 32 | thread as u64),
-        };
-        let from = (thread + wires.len() - 1) % wires.len();
-        let receiver = Receiver {
-            wire: &wires[from],
-            skbs,
-            data,
-            numbers: [0; SOCKETS],
+            to: &wires[thread],
+            from: &wires[before],
+            sent: [0; SOCKETS],
+            read: [0; SOCKETS],
             next: 0,
-            content: Content::of(from),
-        };
-        End { sender, receiver, broken, complete: false }
+            own: Content::of(thread),
+            theirs: Content::of(before),
+            random: fastrand::Rng::with_seed(seed << 32 | thread as u64),
+            broken,
+            complete: false,
+        }
     }
 
     /// Sends and receives `packets` packets; returns the number of objects received.
     fn run(&mut self, plan: &Plan<'_>, packets: u64) -> Result<u64> {
         let (mut sent, mut received) = (0, 0);
         while sent < packets || received < packets {
-            let now = self.sender.send(sent, packets)?;
+            let now = self.send(sent, packets)?;
             sent += now;
-            let taken = self.receiver.receive(received, packets)?;
+            let taken = self.receive(received, packets)?;
             received += taken;
             if plan.stop.load(Ordering::Relaxed) || self.broken.load(Ordering::Relaxed) {
                 return Ok(CACHES as u64 * received);
@@ -153,75 +161,42 @@ impl<'a, P: Policy> End<'a, P> {
         self.complete = true;
         Ok(CACHES as u64 * received)
     }
-}
 
-impl<P: Policy> Drop for End<'_, P> {
-    fn drop(&mut self) {
-        if !self.complete {
-            self.broken.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-struct Sender<'a, P: Policy> {
-    wire: &'a Wire,
-    skbs: &'a Objects<P>,
-    data: &'a Objects<P>,
-    /// The number of packets sent to each socket.
-    numbers: [u64; SOCKETS],
-    content: Content<LINE_BYTES>,
-    random: fastrand::Rng,
-}
-
-impl<P: Policy> Sender<'_, P> {
     /// Sends a batch, or fewer packets if there is less room or less left to send; returns the number sent.
     fn send(&mut self, sent: u64, packets: u64) -> Result<u64> {
-        let in_flight = sent - self.wire.received.load(Ordering::Acquire);
+        let in_flight = sent - self.to.received.load(Ordering::Acquire);
         let batch = BATCH.min(packets - sent).min(WINDOW - in_flight);
         for _ in 0..batch {
             let socket = self.random.usize(..SOCKETS);
-            let number = self.numbers[socket];
-            let content = self.content.numbered(number);
+            let number = self.sent[socket];
+            let content = self.own.numbered(number);
             let (skb, data) = (self.skbs.take(content)?, self.data.take(content)?);
             let packet = u64::from(data) << 32 | u64::from(skb);
-            self.wire.sockets[socket].slot(number).store(packet, Ordering::Relaxed);
-            self.numbers[socket] += 1;
+            self.to.sockets[socket].slot(number).store(packet, Ordering::Relaxed);
+            self.sent[socket] += 1;
         }
         if batch > 0 {
-            for (socket, number) in self.wire.sockets.iter().zip(self.numbers) {
+            for (socket, number) in self.to.sockets.iter().zip(self.sent) {
                 socket.sent.store(number, Ordering::Release);
             }
-            self.wire.sent.store(sent + batch, Ordering::Release);
+            self.to.sent.store(sent + batch, Ordering::Release);
         }
         Ok(batch)
     }
-}
 
-struct Receiver<'a, P: Policy> {
-    wire: &'a Wire,
-    skbs: &'a Objects<P>,
-    data: &'a Objects<P>,
-    /// The number of packets read from each socket.
-    numbers: [u64; SOCKETS],
-    /// The socket to read next.
-    next: usize,
-    content: Content<LINE_BYTES>,
-}
-
-impl<P: Policy> Receiver<'_, P> {
     /// Empties the next socket once half a window or the rest of the packets wait; returns the number
     /// received.
     fn receive(&mut self, received: u64, packets: u64) -> Result<u64> {
-        let sent = self.wire.sent.load(Ordering::Acquire);
+        let sent = self.from.sent.load(Ordering::Acquire);
         if sent - received < WINDOW / 2 && sent < packets {
             return Ok(0);
         }
-        let socket = &self.wire.sockets[self.next];
-        let first = self.numbers[self.next];
+        let socket = &self.from.sockets[self.next];
+        let first = self.read[self.next];
         let end = socket.sent.load(Ordering::Acquire);
         for number in first..end {
             let packet = socket.slot(number).load(Ordering::Relaxed);
-            let content = self.content.numbered(number);
+            let content = self.theirs.numbered(number);
             // SAFETY: the sender took both objects and put their numbers into this slot alone. `sent`
             // publishes the slot to this thread, its only reader.
             unsafe {
@@ -229,10 +204,18 @@ impl<P: Policy> Receiver<'_, P> {
                 self.data.give_back((packet >> 32) as u32, content)?;
             }
         }
-        self.numbers[self.next] = end;
+        self.read[self.next] = end;
         self.next = (self.next + 1) % SOCKETS;
-        self.wire.received.store(received + (end - first), Ordering::Release);
+        self.from.received.store(received + (end - first), Ordering::Release);
         Ok(end - first)
+    }
+}
+
+impl<P: Policy> Drop for End<'_, P> {
+    fn drop(&mut self) {
+        if !self.complete {
+            self.broken.store(true, Ordering::Relaxed);
+        }
     }
 }
 

@@ -1,8 +1,7 @@
 //! The table `streams-nbd`: the same change as in `streams`, seen by a client: fio reads and writes an NBD
 //! server's disk.
 //!
-//! Each design is a `uzram up` of its own; where nbdkit is installed its memory plugin is measured beside
-//! them, without compression and with zstd. Every disk is filled with the corpus. A job is a job of fio, with
+//! Each design is a `uzram up` of its own, whose disk is filled with the corpus. A job is a job of fio, with
 //! its own connection; fio runs for a fixed time, and the designs are compared by the time that as many bytes
 //! as the disk has would take.
 
@@ -13,14 +12,10 @@ use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::{Error, Result};
 
 use super::PUBLISHED_JOBS;
-use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit,
-};
-use uzram_bench::block::cgroup::Cgroup;
+use crate::experiment::{Bound, Column, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit};
 use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::corpus::{Corpus, Saved};
-use uzram_bench::harness::process::{find, require};
-use uzram_bench::harness::report::mib;
+use uzram_bench::harness::process::require;
 use uzram_bench::harness::{Source, unsupported};
 use uzram_bench::nbd::{CLIENTS, Fio, Server, fill};
 
@@ -28,8 +23,6 @@ const JOBS: [usize; 2] = [2, PUBLISHED_JOBS];
 /// How long fio runs, and how long it takes to start and end.
 const RUNTIME: Duration = Duration::from_millis(300);
 const FIO_S: f64 = 0.25;
-/// nbdkit's sides, each with its allocator.
-const NBDKIT: [(&str, &str); 2] = [("nbdkit-malloc", "malloc"), ("nbdkit-zstd", "zstd")];
 const ALGORITHM: &str = "lz4";
 
 /// See the [module's documentation](self).
@@ -47,8 +40,8 @@ pub static SERIES: Series = Series {
     ],
     slow_cases: &["read", "randread", "write", "rw", "randrw"],
     unit: Unit::Page,
-    designs,
-    columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0), Column::new("memory_mib", "memory", 1.0, 0)],
+    designs: super::designs,
+    columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0)],
     legend,
     length: Length::Fixed { seconds: |_, _| RUNTIME.as_secs_f64() + FIO_S, is_of_corpus: false },
     open,
@@ -56,25 +49,14 @@ pub static SERIES: Series = Series {
     ..Series::NEW
 };
 
-/// The designs of the table `streams`, and nbdkit where it is installed.
-fn designs() -> Designs {
-    let nbdkit = if find("nbdkit").is_none() { &[][..] } else { &NBDKIT[..] };
-    Designs { beyond: nbdkit.iter().map(|(name, _)| (*name).to_owned()).collect(), ..super::designs() }
-}
-
 fn legend() -> Vec<String> {
-    let mut legend = vec![
+    vec![
         format!(
-            "designs: servers `uzram up` with --streams as in the table {}, with {ALGORITHM}; nbdkit-…: nbdkit's memory plugin with that allocator, of which malloc compresses nothing",
+            "designs: servers `uzram up` with --streams as in the table {}, with {ALGORITHM}",
             super::SERIES.name
         ),
-        "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has"
-            .to_owned(),
-    ];
-    if find("nbdkit").is_none() {
-        legend.push("nbdkit left out: the program is missing".to_owned());
-    }
-    legend
+        "MB/s: 10^6 bytes a second, read and written together".to_owned(),
+    ]
 }
 
 fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
@@ -92,24 +74,7 @@ struct Servers {
     saved: Saved,
     designs: Vec<String>,
     pattern: &'static str,
-    /// Each in a cgroup, where there are some.
-    servers: Vec<(Server, Option<Cgroup>)>,
-}
-
-impl Servers {
-    fn start(&self, design: &str) -> Result<(Server, Option<Cgroup>)> {
-        let cgroup = Cgroup::check().is_ok().then(Cgroup::new).transpose()?;
-        let size_bytes = pages_to_bytes(self.corpus.page_count() as u64);
-        let server = match NBDKIT.into_iter().find(|(name, _)| *name == design) {
-            Some((_, allocator)) => Server::nbdkit(allocator, size_bytes, cgroup.as_ref())?,
-            None => {
-                let options = ["--streams", design];
-                Server::uzram(&self.program, ALGORITHM, size_bytes, &options, cgroup.as_ref())?
-            }
-        };
-        fill(&server, self.saved.path())?;
-        Ok((server, cgroup))
-    }
+    servers: Vec<Server>,
 }
 
 impl Experiment for Servers {
@@ -117,10 +82,12 @@ impl Experiment for Servers {
         let known = SERIES.case_names().into_iter().find(|known| *known == case);
         self.pattern = known.ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
         self.servers.clear();
+        let size_bytes = pages_to_bytes(self.corpus.page_count() as u64);
         for design in &self.designs {
-            self.servers.push(self.start(design)?);
+            let options = ["--streams", design];
+            self.servers.push(Server::uzram(&self.program, ALGORITHM, size_bytes, &options)?);
         }
-        Ok(())
+        self.servers.iter().try_for_each(|server| fill(server, self.saved.path()))
     }
 
     fn fixed_work(&self, _: usize) -> Option<u64> {
@@ -128,15 +95,11 @@ impl Experiment for Servers {
     }
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
-        let (server, cgroup) = &self.servers[plan.design];
         let fio = Fio { rw: self.pattern, jobs: plan.jobs, duration: RUNTIME, seed: plan.seed + 1 };
-        let mb_per_s = fio.run(server.uri(), &self.corpus)?;
+        let mb_per_s = fio.run(self.servers[plan.design].uri(), &self.corpus)?;
         let work_bytes = plan.work as f64 * PAGE_SIZE as f64;
-        let mut values = vec![("mb_per_s", mb_per_s)];
-        if let Some(cgroup) = cgroup {
-            values.push(("memory_mib", mib(cgroup.used_bytes()?)));
-        }
-        Ok(Sample { elapsed: Duration::from_secs_f64(work_bytes / (mb_per_s * 1e6)), values })
+        let elapsed = Duration::from_secs_f64(work_bytes / (mb_per_s * 1e6));
+        Ok(Sample { elapsed, values: vec![("mb_per_s", mb_per_s)] })
     }
 }
 

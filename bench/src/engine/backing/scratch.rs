@@ -13,6 +13,7 @@ use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::engine::packed::Packed;
+use crate::engine::zipf::PAGES_PER_LIMIT;
 use crate::harness::corpus::{AlignedPage, Corpus};
 use crate::harness::{Options, read_back};
 
@@ -28,9 +29,6 @@ pub(super) struct Sizes {
     /// The memory limit of the data set under Zipf access, which is four times as large before compression.
     pub(super) limit_bytes: u64,
 }
-
-/// Pages of the data set under Zipf access, uncompressed, for each of memory.
-pub(super) const PAGES_PER_LIMIT: u64 = 4;
 
 impl Sizes {
     pub(super) fn of(options: &Options) -> Sizes {

@@ -10,47 +10,15 @@ use std::time::{Duration, Instant};
 use uzram::Result;
 use uzram::units::{page_of, pages_to_bytes};
 
-use super::scratch::{PAGES_PER_LIMIT, Pages, Scratch, Sizes};
+use super::scratch::{Pages, Scratch, Sizes};
 use crate::engine::compare::ROUNDS;
-use crate::engine::hit_ratio::Zipf;
+use crate::engine::zipf::{Access, PAGES_PER_LIMIT, WARM_UP_PER_PAGE, accesses};
 use crate::harness::report::{each, mib};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED};
 
-const EXPONENT: f64 = 0.99;
-/// The percentage of accesses that are reads.
-const READ_PERCENT: u8 = 90;
-/// Accesses generated in advance, for each page; then they repeat.
-const ACCESSES_PER_PAGE: usize = 16;
-/// Accesses for each page before it is measured.
-const WARM_UP_PER_PAGE: usize = 2;
 /// Accesses between two checks of the clock.
 const LOOK_EVERY: usize = 32;
-
-/// An access to a page; if it is a write, the page of the corpus to write.
-#[derive(Clone, Copy)]
-struct Access {
-    page: u32,
-    written: Option<u32>,
-}
-
-/// Generates accesses to so many pages from a seed.
-fn accesses(page_count: usize, seed: u64) -> Vec<Access> {
-    let mut random = fastrand::Rng::with_seed(!seed);
-    let mut access =
-        |page| Access { page, written: (random.u8(..100) >= READ_PERCENT).then(|| random.u32(..)) };
-    let zipf = Zipf::new(page_count as u32, EXPONENT, seed);
-    zipf.take(ACCESSES_PER_PAGE * page_count).map(&mut access).collect()
-}
-
-impl Access {
-    fn carry_out(self, pages: &mut Pages<'_>) -> Result<()> {
-        match self.written {
-            None => pages.read(self.page),
-            Some(corpus_page) => pages.write(self.page, corpus_page),
-        }
-    }
-}
 
 /// Accesses that continue from slice to slice, and repeat from their end.
 struct Accessed<'a> {
@@ -85,9 +53,12 @@ impl<'a> Accessed<'a> {
     }
 
     fn next(&mut self) -> Result<()> {
-        let access = self.accesses[self.done % self.accesses.len()];
+        let Access { page, written } = self.accesses[self.done % self.accesses.len()];
         self.done += 1;
-        access.carry_out(&mut self.pages)
+        match written {
+            None => self.pages.read(page),
+            Some(corpus_page) => self.pages.write(page, corpus_page),
+        }
     }
 
     /// Serves accesses for so long, but at most `most`.
