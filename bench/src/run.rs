@@ -85,7 +85,7 @@ fn measure(options: &Options, uzram: &Path, workload: Workload, with_kernel: boo
     let (amounts, name) = (amounts(options), workload.name());
     let trial = Trial::new(workload, &amounts, &options.dir, PATIENCE, &options.stop)?;
     let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
-    let swap = with_kernel.then(|| KernelSwap::on_named(ALGORITHM, 4 * limit_bytes)).transpose()?;
+    let swap = with_kernel.then(|| KernelSwap::on(ALGORITHM, 4 * limit_bytes)).transpose()?;
     // Those that take minutes run once.
     let rounds = if workload.is_long(&amounts) { 1 } else { options.rounds(ROUNDS) };
     let mut raised = 0;
@@ -116,15 +116,8 @@ fn measure(options: &Options, uzram: &Path, workload: Workload, with_kernel: boo
         report.rounds(TABLE, name, "uzram s", &seconds(uzram));
     }
     let anonymous_mib = most(|run| run.anonymous_bytes);
-    let memory = [
-        ("anonymous MiB", anonymous_mib),
-        ("beyond limit MiB", anonymous_mib - limit_mib),
-        ("files MiB", most(|run| run.file_bytes)),
-    ];
+    let memory = [("anonymous MiB", anonymous_mib), ("beyond limit MiB", anonymous_mib - limit_mib)];
     report.row(TABLE, name, &memory);
-    if let Some(said) = uzram.last().map(Watched::last_line).filter(|said| !said.is_empty()) {
-        report.note(format!("{name}: {said}"));
-    }
     if raised > 0 {
         report.note(format!("{name}: the cgroup's limit was raised for a moment {raised} times"));
     }

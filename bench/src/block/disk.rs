@@ -51,11 +51,6 @@ impl Attached {
         command
     }
 
-    /// Returns what the daemon has logged so far.
-    pub(crate) fn said(&self) -> String {
-        self.process.as_ref().map(Process::said).unwrap_or_default()
-    }
-
     /// Returns the path of the block device.
     pub fn path(&self) -> &Path {
         &self.device

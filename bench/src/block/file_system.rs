@@ -18,8 +18,8 @@ use std::time::Instant;
 use uzram::{Error, ErrorKind, Result};
 
 use super::disk::{Attached, Mounted};
-use super::{ALGORITHM, PATIENCE, check_kernel, kernel_zram};
-use crate::engine::ROUNDS;
+use super::{ALGORITHM, PATIENCE, check_kernel};
+use crate::engine::{KernelZram, ROUNDS};
 use crate::harness::process::{find, require, run_to_end, run_unless_stopped, runtime_dir};
 use crate::harness::report::each;
 use crate::harness::rounds::in_turn;
@@ -43,7 +43,7 @@ pub(super) fn measure(options: &Options, pages: &Path) -> Result<Report> {
     check_kernel()?;
     let contents = fs::read(pages).map_err(|error| io_error(pages, error))?;
     let size_bytes = options.amount(560, 64) << 20;
-    let kernel = kernel_zram(size_bytes)?;
+    let kernel = KernelZram::add(ALGORITHM, size_bytes)?;
     let dir = runtime_dir()?;
     make(EXT4, &kernel.path())?;
     let tried = Mounted::new(&kernel.path(), EXT4, dir.path()).and_then(Mounted::unmount);

@@ -14,6 +14,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::ALGORITHM;
 use super::swap_area::SwapDaemon;
+use crate::harness::process::family;
 use crate::harness::report::mib;
 use crate::harness::{Options, Report, io_error};
 
@@ -29,7 +30,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     let daemon = SwapDaemon::on(options.uzram()?, size_bytes, &["--algorithm", ALGORITHM])?;
     thread::sleep(ms(2000, 200));
     options.go_on()?;
-    let pids = family(daemon.pid()?)?;
+    let pids = family(daemon.pid()?);
     let before = Clock::read(&pids)?;
     thread::sleep(ms(5000, 300));
     let cpu_percent = Clock::read(&pids)?.percent_since(&before);
@@ -45,17 +46,6 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     daemon.off().map(|()| report)
 }
 
-/// Returns a process and all that descend from it.
-fn family(pid: i32) -> Result<Vec<i32>> {
-    let path = PathBuf::from(format!("/proc/{pid}/task/{pid}/children"));
-    let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
-    let mut family = vec![pid];
-    for child in text.split_ascii_whitespace().filter_map(|word| word.parse().ok()) {
-        family.extend(self::family(child)?);
-    }
-    Ok(family)
-}
-
 /// The CPU time of processes at some moment. The kernel's clock of a process counts nanoseconds; `utime` and
 /// `stime` of `/proc/PID/stat` count ticks of 10 ms, too coarse to tell idle from nearly idle in a few
 /// seconds.
@@ -65,19 +55,19 @@ struct Clock {
 }
 
 impl Clock {
-    fn read(pids: &[i32]) -> Result<Clock> {
+    fn read(pids: &[u32]) -> Result<Clock> {
         let at = Instant::now();
         let cpu = pids.iter().map(|pid| Clock::cpu_of(*pid)).sum::<Result<Duration>>()?;
         Ok(Clock { at, cpu })
     }
 
-    fn cpu_of(pid: i32) -> Result<Duration> {
+    fn cpu_of(pid: u32) -> Result<Duration> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Io, format!("cannot read the CPU clock of process {pid}: {error}"))
         };
         let mut clock = 0;
         // SAFETY: `clock` is where its result goes.
-        match unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } {
+        match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) } {
             0 => {}
             error => return Err(failed(std::io::Error::from_raw_os_error(error))),
         }
@@ -96,7 +86,7 @@ impl Clock {
 }
 
 /// Returns the resident memory of processes without the slot table that they share, and the slot table's.
-fn resident(pids: &[i32], slot_table_bytes: u64) -> Result<(u64, u64)> {
+fn resident(pids: &[u32], slot_table_bytes: u64) -> Result<(u64, u64)> {
     let (mut all_bytes, mut table_bytes) = (0, 0);
     for pid in pids {
         let path = PathBuf::from(format!("/proc/{pid}/smaps"));
@@ -150,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_slot_table_is_found_among_mappings() {
-        let own = std::process::id() as i32;
+        let own = std::process::id();
         // Larger than the heap of 64 MiB that glibc reserves for each of the other tests' threads.
         const TABLE_BYTES: usize = 80 << 20;
         let slots = vec![1u8; TABLE_BYTES];
@@ -159,20 +149,6 @@ mod tests {
         assert!(rest_bytes > 0);
         assert_eq!(resident(&[own], 1 << 50).unwrap().1, 0);
         drop(slots);
-    }
-
-    #[test]
-    fn processes_of_processes_are_found() {
-        let mut child = std::process::Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
-        let own = child.id() as i32;
-        while family(own).unwrap().len() < 2 {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let [parent, grandchild] = family(own).unwrap()[..] else { panic!("more than two") };
-        assert_eq!(parent, own);
-        let grandchild = rustix::process::Pid::from_raw(grandchild).unwrap();
-        rustix::process::kill_process(grandchild, rustix::process::Signal::KILL).unwrap();
-        child.wait().unwrap();
     }
 
     #[test]
@@ -192,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_busy_process_is_not_idle() {
-        let own = std::process::id() as i32;
+        let own = std::process::id();
         let before = Clock::read(&[own]).unwrap();
         let end = Instant::now() + Duration::from_millis(50);
         while Instant::now() < end {}

@@ -23,7 +23,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use uzram::Result;
-use uzram::codec::Algorithm;
 
 use crate::engine::KernelZram;
 use crate::harness::corpus::Saved;
@@ -68,9 +67,5 @@ pub fn check_disk(program: &Path) -> Result<()> {
 
 /// `Unsupported` says why there can be no kernel zram device.
 pub fn check_kernel() -> Result<()> {
-    kernel_zram(TRIED_BYTES).map(drop).map_err(|error| unsupported(error.to_string()))
-}
-
-fn kernel_zram(size_bytes: u64) -> Result<KernelZram> {
-    KernelZram::add(&Algorithm::default(), size_bytes)
+    KernelZram::add(ALGORITHM, TRIED_BYTES).map(drop).map_err(|error| unsupported(error.to_string()))
 }

@@ -40,7 +40,7 @@ impl SwapArea {
     pub(crate) fn on(uzram: &Path, side: Side<'_>, bytes: u64) -> Result<SwapArea> {
         match side {
             Side::Uzram(options) => SwapDaemon::on(uzram, bytes, options).map(SwapArea::Daemon),
-            Side::Kernel(algorithm) => KernelSwap::on_named(algorithm, bytes).map(SwapArea::Kernel),
+            Side::Kernel(algorithm) => KernelSwap::on(algorithm, bytes).map(SwapArea::Kernel),
         }
     }
 
@@ -94,7 +94,7 @@ impl SwapDaemon {
     }
 
     /// Returns the daemon's process ID.
-    pub(super) fn pid(&self) -> Result<i32> {
+    pub(super) fn pid(&self) -> Result<u32> {
         let path = self.dir.path().join("uzram.lock");
         let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
         text.trim().parse().map_err(|_| Error::new(ErrorKind::Io, format!("{}: '{text}'", path.display())))
@@ -131,8 +131,8 @@ pub struct KernelSwap {
 impl KernelSwap {
     /// Adds a kernel zram device with an algorithm by the kernel's name, and swaps to it before all other
     /// areas.
-    pub fn on_named(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
-        let mut swap = KernelSwap { zram: KernelZram::add_named(algorithm, size_bytes)?, is_on: false };
+    pub fn on(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
+        let mut swap = KernelSwap { zram: KernelZram::add(algorithm, size_bytes)?, is_on: false };
         run_to_end(&mut swap.command("mkswap", &[]), PATIENCE)?;
         // With discard, as uzram's.
         run_to_end(&mut swap.command("swapon", &["--discard", "--priority", PRIORITY]), PATIENCE)?;

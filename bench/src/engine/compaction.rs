@@ -217,30 +217,21 @@ fn reads(
             };
             round(&device, which == 1, &plan, halves)
         })?;
-        let rounds = rounds.map(|rounds| rounds.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
         let p999 = |rounds: &[Measurement]| each(rounds, |round| round.latencies.quantile_us(0.999));
-        let idle = &rounds[0].0;
-        for (name, (reads, compacted_per_s)) in COMPACTORS.iter().zip(&rounds) {
+        let idle = &rounds[0];
+        for (name, reads) in COMPACTORS.iter().zip(&rounds) {
             let row = format!("{}, {name}", jobs_text(jobs));
             add_rounds(report, TABLE, &row, reads);
             report.ratio(TABLE, &row, "MB/s ratio", [&speeds(reads), &speeds(idle)]);
             report.ratio(TABLE, &row, "p99.9 ratio", [&p999(reads), &p999(idle)]);
-            report.rounds(TABLE, &row, "pages freed/s", compacted_per_s);
         }
     }
     Ok(())
 }
 
-/// Reads while the device is overwritten and compacted; returns how many pages were freed in a second, too.
-fn round(
-    device: &UzramDevice,
-    compacts: bool,
-    plan: &Plan<'_>,
-    halves: &Halves,
-) -> Result<(Measurement, f64)> {
+/// Reads while the device is overwritten and, perhaps, compacted.
+fn round(device: &UzramDevice, compacts: bool, plan: &Plan<'_>, halves: &Halves) -> Result<Measurement> {
     let ends = &AtomicBool::new(false);
-    let before = device.stats().pages_compacted;
-    let start = Instant::now();
     let reads = thread::scope(|scope| {
         let writer = scope.spawn(move || overwrite(device, plan, halves, ends));
         let set = if compacts { device.set("compact_threshold", "1") } else { Ok(()) };
@@ -249,13 +240,11 @@ fn round(
         joined(writer)?;
         reads
     })?;
-    let elapsed = start.elapsed();
     if compacts {
         device.set("compact_threshold", "0")?;
         thread::sleep(SETTLE);
     }
-    let compacted = device.stats().pages_compacted - before;
-    Ok((reads, compacted as f64 / elapsed.as_secs_f64()))
+    Ok(reads)
 }
 
 /// Overwrites random pages at the rate, until `ends` is set.

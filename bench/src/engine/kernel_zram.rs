@@ -35,31 +35,12 @@ pub(crate) struct KernelMemory {
 }
 
 impl KernelZram {
-    /// Adds a device of `size_bytes`, with lz4 in place of `memory`, which kernels do not have.
-    pub fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelZram> {
-        let lz4 = Algorithm::from(Kind::Lz4);
-        let algorithm = if algorithm.kind() == Kind::Memory { &lz4 } else { algorithm };
-        let name = algorithm.kind().name();
-        let added = KernelZram::hot_add(name)?;
-        // Kernels before 6.12 have no parameters; except for lz4, our defaults are not theirs.
-        if *algorithm != Algorithm::default() {
-            let dictionary = algorithm.dictionary().map(|dictionary| format!(" dict={}", dictionary.path()));
-            let level = algorithm.level();
-            let params = format!("algo={name} level={level}{}", dictionary.unwrap_or_default());
-            added.write("algorithm_params", &params)?;
-        }
-        added.write("disksize", &size_bytes.to_string())?;
-        Ok(added)
-    }
-
     /// Adds a device with an algorithm by the kernel's name, which uzram need not have.
-    pub(crate) fn add_named(algorithm: &str, size_bytes: u64) -> Result<KernelZram> {
-        let added = KernelZram::hot_add(algorithm)?;
-        added.write("disksize", &size_bytes.to_string())?;
-        Ok(added)
+    pub fn add(algorithm: &str, size_bytes: u64) -> Result<KernelZram> {
+        KernelZram::with_params(algorithm, None, size_bytes)
     }
 
-    fn hot_add(algorithm: &str) -> Result<KernelZram> {
+    fn with_params(algorithm: &str, params: Option<&str>, size_bytes: u64) -> Result<KernelZram> {
         let control = Path::new(CONTROL);
         if !control.exists() {
             return Err(unsupported("this kernel has no zram (no /sys/class/zram-control)"));
@@ -75,6 +56,8 @@ impl KernelZram {
             return Err(unsupported(what).with_setting("--algorithm"));
         }
         added.write("comp_algorithm", algorithm)?;
+        params.map_or(Ok(()), |params| added.write("algorithm_params", params))?;
+        added.write("disksize", &size_bytes.to_string())?;
         Ok(added)
     }
 
@@ -133,8 +116,16 @@ pub(crate) struct KernelDevice {
 }
 
 impl KernelDevice {
+    /// Adds one with an algorithm, with lz4 in place of `memory`, which kernels do not have.
     pub(crate) fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelDevice> {
-        let zram = KernelZram::add(algorithm, size_bytes)?;
+        let lz4 = Algorithm::from(Kind::Lz4);
+        let algorithm = if algorithm.kind() == Kind::Memory { &lz4 } else { algorithm };
+        let (name, level) = (algorithm.kind().name(), algorithm.level());
+        let dictionary = algorithm.dictionary().map(|dictionary| format!(" dict={}", dictionary.path()));
+        let params = format!("algo={name} level={level}{}", dictionary.unwrap_or_default());
+        // Kernels before 6.12 have no parameters; except for lz4, our defaults are not theirs.
+        let params = (*algorithm != Algorithm::default()).then_some(params.as_str());
+        let zram = KernelZram::with_params(name, params, size_bytes)?;
         let path = zram.path();
         let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
         let disk = rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| io_error(&path, errno))?;

@@ -16,9 +16,8 @@ use super::target::{Target, verify};
 use super::uzram_device::UzramDevice;
 use crate::harness::corpus::Corpus;
 use crate::harness::options::MAX_REPEAT;
-use crate::harness::report::{jobs_text, mib, quotient};
+use crate::harness::report::{each, jobs_text, mib, quotient};
 use crate::harness::rounds::in_turn;
-use crate::harness::stats::Histogram;
 use crate::harness::{Options, Report, SEED, go_on, joined, unsupported};
 
 /// The algorithm that recompresses, at its default level.
@@ -130,9 +129,7 @@ impl<'a> SteppedDevice<'a> {
         let (slice, rounds) = (self.options.duration.min(SLICE), self.options.rounds(ROUNDS));
         let slices = rounds as u128 * self.options.duration.as_nanos() / slice.as_nanos().max(1);
         let slices = usize::try_from(slices).unwrap_or(MAX_REPEAT).clamp(1, MAX_REPEAT);
-        let (mut idle, mut during, mut recompressed) = (Vec::new(), Vec::new(), Vec::new());
-        let mut latencies = [Histogram::default(), Histogram::default()];
-        let _: [_; 1] = in_turn(slices, &self.options.stop, |number, _| {
+        let [slices]: [Vec<[f64; 3]>; 1] = in_turn(slices, &self.options.stop, |number, _| {
             self.refill()?;
             let plan = |turn: usize, duration: Duration| Plan {
                 pattern: Pattern::RandRead,
@@ -144,31 +141,22 @@ impl<'a> SteppedDevice<'a> {
                 page_count: self.page_count,
                 stop: &self.options.stop,
             };
-            let before = measure(&self.device, &plan(0, slice / 2))?;
-            let (reads, recompressed_per_s) = self.read_and_recompress(&plan(1, slice))?;
-            let after = measure(&self.device, &plan(2, slice / 2))?;
-            [&before, &after].iter().for_each(|half| latencies[0].merge(&half.latencies));
-            latencies[1].merge(&reads.latencies);
-            idle.push(f64::midpoint(before.mb_per_s, after.mb_per_s));
-            during.push(reads.mb_per_s);
-            recompressed.push(recompressed_per_s);
-            Ok(())
+            let before = measure(&self.device, &plan(0, slice / 2))?.mb_per_s;
+            let pages_before = self.device.stats().pages_recompressed;
+            let during = self.read_and_recompress(&plan(1, slice))?.mb_per_s;
+            let pages = self.device.stats().pages_recompressed - pages_before;
+            let after = measure(&self.device, &plan(2, slice / 2))?.mb_per_s;
+            Ok([during, f64::midpoint(before, after), pages as f64])
         })?;
-        let row = jobs_text(jobs);
-        report.rounds(TABLE, &row, "idle MB/s", &idle);
-        report.rounds(TABLE, &row, "MB/s", &during);
-        report.ratio(TABLE, &row, "ratio", [&during, &idle]);
-        let [idle, during] = latencies.map(|latencies| latencies.quantile_us(0.999));
-        report.row(TABLE, &row, &[("idle p99.9 µs", idle), ("p99.9 µs", during)]);
-        report.rounds(TABLE, &row, "pages/s", &recompressed);
+        let (row, of) = (jobs_text(jobs), |at: usize| each(&slices, |slice| slice[at]));
+        report.compared(TABLE, &row, ["MB/s", "idle MB/s"], [&of(0), &of(1)]);
+        report.row(TABLE, &row, &[("pages", of(2).iter().sum())]);
         Ok(())
     }
 
-    fn read_and_recompress(&self, plan: &Plan<'_>) -> Result<(Measurement, f64)> {
+    fn read_and_recompress(&self, plan: &Plan<'_>) -> Result<Measurement> {
         let ends = &AtomicBool::new(false);
-        let before = self.device.stats().pages_recompressed;
-        let start = Instant::now();
-        let reads = thread::scope(|scope| {
+        thread::scope(|scope| {
             let recompressor = scope.spawn(move || {
                 while self.step()? && !ends.load(Ordering::Relaxed) {}
                 Ok(())
@@ -177,9 +165,7 @@ impl<'a> SteppedDevice<'a> {
             ends.store(true, Ordering::Relaxed);
             joined(recompressor)?;
             reads
-        })?;
-        let recompressed = self.device.stats().pages_recompressed - before;
-        Ok((reads, recompressed as f64 / start.elapsed().as_secs_f64()))
+        })
     }
 }
 
@@ -250,7 +236,7 @@ mod tests {
         assert!((1.0..=2048.0).contains(&of("pages")), "{report}");
         for jobs in ["1 job", "2 jobs"] {
             let of = |column| report.get("randread during recompression", jobs, column).unwrap();
-            assert!(of("idle MB/s") > 0.0 && of("ratio") > 0.0 && of("pages/s") > 0.0, "{report}");
+            assert!(of("idle MB/s") > 0.0 && of("ratio") > 0.0 && of("pages") > 0.0, "{report}");
         }
     }
 

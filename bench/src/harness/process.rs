@@ -75,6 +75,14 @@ fn run(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Re
     Ok(process.printed())
 }
 
+/// Returns a process and all that descend from it, as far as they have not ended.
+pub(crate) fn family(process: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+    let children = children.unwrap_or_default();
+    let descendants = children.split_ascii_whitespace().filter_map(|word| word.parse().ok()).flat_map(family);
+    std::iter::once(process).chain(descendants).collect()
+}
+
 /// A child process; dropping it terminates it.
 pub struct Process {
     name: String,
@@ -162,11 +170,6 @@ impl Process {
     /// Returns its output so far.
     pub fn printed(&self) -> String {
         text_from(&self.printed, 0)
-    }
-
-    /// Returns its error output so far.
-    pub fn said(&self) -> String {
-        text_from(&self.said, 0)
     }
 
     /// Returns its process ID.
@@ -273,6 +276,18 @@ mod tests {
         let printed = run_to_end(Command::new("sh").args(["-c", script]), TIMEOUT).unwrap();
         let [pid, group] = printed.lines().collect::<Vec<_>>()[..] else { panic!("{printed}") };
         assert_eq!(pid, group);
+    }
+
+    #[test]
+    fn processes_of_processes_are_found() {
+        let mut child = Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
+        while family(child.id()).len() < 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let [parent, grandchild] = family(child.id())[..] else { panic!("more than two") };
+        assert_eq!(parent, child.id());
+        kill_process(Pid::from_raw(grandchild as i32).unwrap(), Signal::KILL).unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

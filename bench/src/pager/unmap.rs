@@ -6,7 +6,6 @@
 //! the same time. What they share is the kernel's zram. What the users of a pager share is the pager: its
 //! jobs are threads of one process with a region each.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +14,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use uzram::units::pages_to_bytes;
-use uzram::{Error, ErrorKind, Result};
+use uzram::{Error, Result};
 use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory, touch};
@@ -80,16 +79,6 @@ pub enum Owner {
     Pager(TrapKind, Option<&'static str>),
 }
 
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Owner::Kernel(algorithm) => write!(f, "the kernel's zram with {algorithm}"),
-            Owner::Pager(trap, None) => write!(f, "a pager with {}", trap.name()),
-            Owner::Pager(trap, Some(design)) => write!(f, "a pager with {} and {design}", trap.name()),
-        }
-    }
-}
-
 /// `Unsupported` says why the kernel's side cannot be measured, as far as that can be told without a trial.
 pub fn check_kernel() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
@@ -126,7 +115,7 @@ pub fn measure(owner: &Owner, options: &UnmapOptions<'_>) -> Result<Vec<(Phase, 
     let total_bytes = pages_to_bytes((options.jobs * options.pages) as u64);
     match owner {
         Owner::Kernel(algorithm) => {
-            let area = KernelSwap::on_named(algorithm, total_bytes + total_bytes / 4 + (16 << 20))?;
+            let area = KernelSwap::on(algorithm, total_bytes + total_bytes / 4 + (16 << 20))?;
             let jobs = (0..options.jobs).map(|nth| Job::new(options, None, nth, 1));
             let times = run(owner, options, jobs)?;
             area.off().map(|()| times)
@@ -150,13 +139,12 @@ fn run(
     let mut all = |step: &Step| -> Result<Ran> {
         let step = serde_json::to_string(step).unwrap_or_default();
         users.iter_mut().try_for_each(|user| user.tell(&step))?;
-        let mut together = Ran { start_ns: u64::MAX, end_ns: 0, resident_pages: 0, stayed: [0; 3] };
+        let mut together = Ran { start_ns: u64::MAX, end_ns: 0, resident_pages: 0 };
         for user in &mut users {
             let ran: Ran = user.hear(options.stop)?;
             together.start_ns = together.start_ns.min(ran.start_ns);
             together.end_ns = together.end_ns.max(ran.end_ns);
             together.resident_pages += ran.resident_pages;
-            together.stayed = ran.stayed;
         }
         Ok(together)
     };
@@ -168,20 +156,15 @@ fn run(
         match phase {
             Phase::Sequential | Phase::Random => drop(all(&Step::Check)?),
             Phase::PageOut | Phase::PageOutAgain | Phase::PageOutLast => {
-                let Ran { resident_pages: left, stayed: [counted, busy, no_room], .. } =
-                    all(&Step::CountResident)?;
+                let left = all(&Step::CountResident)?.resident_pages;
+                let of = options.jobs * options.pages;
                 // The kernel keeps some in the lists of each CPU.
-                if left > 256 + options.jobs * options.pages / 10 {
-                    let of = options.jobs * options.pages;
+                if left > 256 + of / 10 {
                     let phase = phase.name();
-                    let why = match owner {
-                        Owner::Kernel(_) => "was another swap area switched off meanwhile?".to_owned(),
-                        Owner::Pager(..) => format!(
-                            "the pager counts {counted}; since it was made {busy} were busy, and {no_room} found no room"
-                        ),
-                    };
-                    let what = format!("{owner}, {phase}: {left} of {of} pages stay in memory: {why}");
-                    return Err(Error::new(ErrorKind::Unsupported, what));
+                    let what = format!(
+                        "{owner:?}, {phase}: {left} of {of} pages stay in memory: was a swap area switched off meanwhile?"
+                    );
+                    return Err(unsupported(what));
                 }
             }
             Phase::Fill | Phase::Unmap => {}
@@ -215,9 +198,6 @@ struct Ran {
     start_ns: u64,
     end_ns: u64,
     resident_pages: usize,
-    /// The pages that a pager counts as in memory, and those that it left there since it was made because the
-    /// kernel used them, or because it had no room.
-    stayed: [u64; 3],
 }
 
 impl Job {
@@ -251,10 +231,6 @@ impl Job {
                 start_ns: ran.iter().map(|ran| ran.start_ns).min().unwrap_or_default(),
                 end_ns: ran.iter().map(|ran| ran.end_ns).max().unwrap_or_default(),
                 resident_pages: ran.iter().map(|ran| ran.resident_pages).sum(),
-                stayed: pager.as_ref().map_or([0; 3], |pager| {
-                    let stats = pager.stats();
-                    [stats.resident_pages, stats.busy, stats.no_room]
-                }),
             })?;
         }
         Ok(())
@@ -287,7 +263,7 @@ fn carry_out(
         (Step::Check, Some(memory)) => memory.check(corpus, first)?,
         (Step::CountResident, Some(memory)) => resident_pages = memory.resident_pages()?,
     }
-    Ok(Ran { start_ns, end_ns: now_ns(), resident_pages, stayed: [0; 3] })
+    Ok(Ran { start_ns, end_ns: now_ns(), resident_pages })
 }
 
 /// Returns the time of a clock that all processes have in common.

@@ -56,7 +56,7 @@ pub(super) fn measure(
     let mut cgroup = None;
     let mut users = Vec::new();
     if kernel {
-        area = Some(KernelSwap::on_named("lz4", size_bytes + size_bytes / 4)?);
+        area = Some(KernelSwap::on("lz4", size_bytes + size_bytes / 4)?);
         let cgroup = cgroup.insert(LimitedCgroup::new(limit_bytes)?);
         users.push(("kernel".to_owned(), limit_bytes, start(None, Some(cgroup.dir().to_owned()))?));
     }
@@ -81,10 +81,8 @@ pub(super) fn measure(
     })?;
     let speeds: Vec<Vec<f64>> = slices[0].iter().map(|rounds| each(rounds, Slice::per_s)).collect();
     for (nth, (row, limit_bytes, user)) in users.iter_mut().enumerate() {
-        let misses = each(&slices[0][nth], |slice| slice.misses as f64 / slice.accesses.max(1) as f64);
         report.row(TABLE, row, &[("limit MiB", mib(*limit_bytes))]);
         report.rounds(TABLE, row, "accesses/s", &speeds[nth]);
-        report.rounds(TABLE, row, "misses", &misses);
         if row == "kernel" {
             continue;
         }
@@ -129,7 +127,6 @@ pub(crate) struct Job {
 struct Slice {
     accesses: usize,
     elapsed_ns: u64,
-    misses: u64,
 }
 
 impl Slice {
@@ -185,8 +182,6 @@ impl Job {
                 steps.answer(&peak_bytes())?;
                 continue;
             }
-            let missed = || pager.as_ref().map_or_else(major_faults, |pager| pager.stats().faults);
-            let before = missed();
             let start = Instant::now();
             let accesses = match step.split_once(' ') {
                 None => {
@@ -199,7 +194,7 @@ impl Job {
                 }
             };
             let elapsed_ns = start.elapsed().as_nanos() as u64;
-            steps.answer(&Slice { accesses, elapsed_ns, misses: missed() - before })?;
+            steps.answer(&Slice { accesses, elapsed_ns })?;
         }
         Ok(())
     }
@@ -239,17 +234,6 @@ impl Accessed<'_> {
         }
         Ok(())
     }
-}
-
-/// Returns how many faults of this process read a swap area so far.
-fn major_faults() -> u64 {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the pointer is to memory for one `rusage`, which the call fills; one of zeros is valid as well.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-        usage.assume_init()
-    };
-    usage.ru_majflt.unsigned_abs()
 }
 
 /// Returns the private and shared memory of this process.

@@ -76,10 +76,6 @@ impl Daemon<'_> {
         run_to_end(&mut self.disk.command(&["upgrade"]), PATIENCE).map(drop)
     }
 
-    pub(super) fn said(&self) -> String {
-        self.disk.said()
-    }
-
     fn wait_until(&self, not_yet: &str, is_so: impl Fn(&Processes) -> bool) -> Result<Processes> {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,8 +1,8 @@
 //! What it gives and costs that a daemon outlives the process that serves.
 //!
 //! * `outage`: the longest gap between two answers at a client of the block device (`client`) while the
-//!   process that serves is killed, or exchanged by `uzram upgrade`; beside it the daemon's own phases, and
-//!   the gap when nothing happens; and private memory and page tables of the daemon's processes.
+//!   process that serves is killed, or exchanged by `uzram upgrade`; beside it the gap when nothing happens;
+//!   and private memory and page tables of the daemon's processes.
 //! * `price`: NBD and swap of such a daemon beside one with `--no-survive`.
 //!
 //! Block devices and swap need root, FUSE and loop devices; NBD needs fio and nbdcopy. What cannot be

@@ -16,7 +16,7 @@ use crate::block::check_disk;
 use crate::engine::Packed;
 use crate::harness::corpus::Corpus;
 use crate::harness::memory::proc_bytes;
-use crate::harness::report::{each, mib};
+use crate::harness::report::mib;
 use crate::harness::stats::quantile;
 use crate::harness::{Options, Report, SEED, lack_of_memory};
 
@@ -84,11 +84,7 @@ fn of_device(
         Ok((disturb(options, &daemon, client, kills, events)?, client.answers()))
     })?;
 
-    let own = phases(&daemon.said());
-    let (of_kills, of_upgrades) = own.split_at(kills.min(own.len()));
-    for (cause, gaps_ms, own) in
-        [("nothing", &gaps[0], &[][..]), ("kill -9", &gaps[1], of_kills), ("upgrade", &gaps[2], of_upgrades)]
-    {
+    for (cause, gaps_ms) in ["nothing", "kill -9", "upgrade"].into_iter().zip(&gaps) {
         let row = format!("{name} pool, {cause}");
         let gap = |fraction| quantile(gaps_ms, fraction);
         let cells = [
@@ -100,9 +96,6 @@ fn of_device(
             ("longest ms", gap(1.0)),
         ];
         report.row(TABLE, &row, &cells);
-        for (at, column) in ["daemon's own: outage ms", "gone ms", "attach ms"].into_iter().enumerate() {
-            report.rounds(TABLE, &row, column, &each(own, |phases| phases[at]));
-        }
     }
     add_memory(&format!("{name} pool, after all take-overs"), &daemon.wait_until_ready()?, report)?;
     let holder = ["filled", "after all take-overs"].map(|when| format!("{name} pool, {when}, holder"));
@@ -145,19 +138,6 @@ fn disturb(
     Ok(gaps)
 }
 
-/// Returns the daemon's own account of outages, in ms, of its log: from the death of a process until the next
-/// one serves; of it, until no thread of the dead process runs, and until the contents of all devices are
-/// found again.
-fn phases(log: &str) -> Vec<[f64; 3]> {
-    let figure = |line: &str, name: &str| -> Option<f64> {
-        line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name))?.parse().ok()
-    };
-    let of = |line: &str| {
-        Some([figure(line, "outage_ms=")?, figure(line, "gone_ms=")?, figure(line, "attach_ms=")?])
-    };
-    log.lines().filter_map(of).collect()
-}
-
 /// Adds the private memory and the page tables of a daemon's processes.
 fn add_memory(when: &str, processes: &Processes, report: &mut Report) -> Result<()> {
     for (name, pid) in [
@@ -177,18 +157,4 @@ fn add_memory(when: &str, processes: &Processes, report: &mut Report) -> Result<
         report.row(MEMORY, &format!("{when}, {name}"), &cells);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn phases_are_read_from_the_log() {
-        let log = "uzram started\n\
-             2000-01-01T00:00:00Z  WARN the process that served has died died=7 outage_ms=3.5 gone_ms=1.0 attach_ms=2.0\n\
-             WARN something else outage_ms=9\n\
-             WARN the same died=8 outage_ms=4.5 gone_ms=2 attach_ms=1.5\nWARN outage_ms=";
-        assert_eq!(phases(log), [[3.5, 1.0, 2.0], [4.5, 2.0, 1.5]]);
-    }
 }

@@ -129,8 +129,6 @@ pub struct Series {
     pub about: &'static str,
     /// The part of `lab/published.toml` that has the series' title, author and figures.
     pub published: &'static str,
-    /// The index of the design before that is the first one there.
-    pub first_published: fn() -> usize,
     /// The cases in the order they are run, each with its default numbers of jobs. A job is a thread, or what
     /// the legend says.
     pub cases: &'static [(&'static str, &'static [usize])],
@@ -163,7 +161,6 @@ impl Series {
         name: "",
         about: "",
         published: "",
-        first_published: || 0,
         cases: &[],
         slow_cases: &[],
         unit: Unit::Object,
@@ -191,7 +188,7 @@ impl Series {
     /// Returns the author's figures for a case (or the total) and a number of jobs, of the design before at
     /// an index in [`Designs`] and of the one after.
     pub fn published_at(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
-        published::beside(self.published, case, jobs, before.checked_sub((self.first_published)())?)
+        published::beside(self.published, case, jobs, before)
     }
 
     /// Returns all published figures of a case and a design before, by number of jobs.

@@ -47,7 +47,6 @@ pub static SERIES: Series = Series {
     name: "unmap",
     about: "paging out, faulting in and unmapping: a pager against the kernel's swap on zram",
     published: "zs-free",
-    first_published: || before_names().len() - 1,
     cases: &[(CASE, &JOBS)],
     unit: Unit::Page,
     designs,
@@ -101,16 +100,14 @@ fn pool(design: PoolDesign) -> String {
     format!("{}-{}", traps()[0].name(), design.name())
 }
 
-fn before_names() -> Vec<String> {
-    let kernel = check_kernel().is_ok().then_some([KERNEL_LZ4, KERNEL_LZO]);
-    let kernel = kernel.into_iter().flatten().map(str::to_owned);
-    kernel.chain([pool(PoolDesign::Split)]).collect()
-}
-
-/// The sides that this system has.
+/// The sides that this system has. The author's figures are those of the first one.
 fn designs() -> Designs {
+    let mut before = vec![pool(PoolDesign::Split)];
+    if check_kernel().is_ok() {
+        before.extend([KERNEL_LZ4, KERNEL_LZO].map(str::to_owned));
+    }
     let beyond = traps().into_iter().map(|trap| trap.name().to_owned()).collect();
-    Designs { before: before_names(), after: pool(PoolDesign::ClassIndexed), beyond }
+    Designs { before, after: pool(PoolDesign::ClassIndexed), beyond }
 }
 
 fn legend() -> Vec<String> {

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use uzram::codec::Algorithm;
 use uzram::{Error, ErrorKind, Result};
 
 use super::{AFTER, BEFORE, PUBLISHED_THREADS};
@@ -117,7 +116,7 @@ enum Disk {
 impl Disk {
     fn new(program: &Path, design: &str) -> Result<Disk> {
         match design {
-            KERNEL => KernelZram::add(&Algorithm::default(), DISK_BYTES).map(Disk::Kernel),
+            KERNEL => KernelZram::add(ALGORITHM, DISK_BYTES).map(Disk::Kernel),
             _ => {
                 let options = ["--pool-design", design];
                 Attached::new(program, ALGORITHM, DISK_BYTES, &options).map(Disk::Uzram)
