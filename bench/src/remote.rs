@@ -36,6 +36,13 @@ const SETS: usize = 2048;
 const NEW_SETS: usize = 512;
 const GETS: usize = 20_000;
 const ROUNDS: usize = 3;
+/// What is compared with redis-benchmark.
+const ROWS: [&str; 4] = [
+    "extents out / SET, MB/s",
+    "extents out / SET of new keys, MB/s",
+    "a page in / GET, p50 µs",
+    "a page in / GET, p99 µs",
+];
 
 /// Measures.
 pub fn run(options: &Options) -> Result<Report> {
@@ -52,29 +59,23 @@ pub fn run(options: &Options) -> Result<Report> {
         let measure = |backing| measure(backing, &corpus, reads, round as u64);
         match which {
             0 => ours.push(measure(server.backing(pages)?)?),
-            1 => theirs.push(server.benchmark(object_bytes(&ours))?),
+            1 => {
+                theirs.push(server.benchmark(ours.last().map_or(PAGE_SIZE / 2, |round| round.object_bytes))?)
+            }
             _ => files[which - 2].push(measure(in_file(&server.dir, pages, which == 2)?)?),
         }
         Ok(())
     })?;
     let mut report = Report::default();
-    /// A row, and what it compares.
-    type Row = (&'static str, fn(&Ours) -> f64, fn(&Theirs) -> f64);
-    let rows: [Row; 4] = [
-        ("extents out / SET, MB/s", |round| round.out_mb_per_s, |round| round.set_mb_per_s),
-        ("extents out / SET of new keys, MB/s", |round| round.out_mb_per_s, |round| round.set_new_mb_per_s),
-        ("a page in / GET, p50 µs", |round| round.read_us[0], |round| round.get_us[0]),
-        ("a page in / GET, p99 µs", |round| round.read_us[1], |round| round.get_us[1]),
-    ];
-    for (row, of_ours, of_theirs) in rows {
-        report.compared(TABLE, row, SIDES, [&each(&ours, of_ours), &each(&theirs, of_theirs)]);
+    for (at, row) in ROWS.into_iter().enumerate() {
+        let [ours, theirs] =
+            [each(&ours, |round: &Round| round.rows[at]), each(&theirs, |rows: &[f64; 4]| rows[at])];
+        report.compared(TABLE, row, SIDES, [&ours, &theirs]);
     }
     let [single, ordered] = [0, 1].map(|which| each(&ours, |round| round.pages_per_s[which]));
     report.compared("pages in", "pages/s", ["in order", "in no order"], [&ordered, &single]);
-    let figures: [FigureOf<Ours>; 2] = [
-        ("extents out, MB/s", |round| round.out_mb_per_s),
-        ("pages in, pages/s", |round| round.pages_per_s[0]),
-    ];
+    let figures: [FigureOf<Round>; 2] =
+        [("extents out, MB/s", |round| round.rows[0]), ("pages in, pages/s", |round| round.pages_per_s[0])];
     for (row, figure) in figures {
         let [encrypted, plain] = files.each_ref().map(|rounds| each(rounds, figure));
         report.compared("in a file", row, FILES, [&encrypted, &plain]);
@@ -82,24 +83,14 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Returns the length of a page's object in the last round.
-fn object_bytes(rounds: &[Ours]) -> usize {
-    rounds.last().map_or(PAGE_SIZE / 2, |round| round.object_bytes)
-}
-
 /// A round of uzram's.
-struct Ours {
-    out_mb_per_s: f64,
-    read_us: [f64; 2],
+struct Round {
+    /// Those of [`ROWS`].
+    rows: [f64; 4],
+    /// In no order, and in order.
     pages_per_s: [f64; 2],
+    /// The length of a page's object.
     object_bytes: usize,
-}
-
-/// A round of redis-benchmark's.
-struct Theirs {
-    set_mb_per_s: f64,
-    set_new_mb_per_s: f64,
-    get_us: [f64; 2],
 }
 
 /// Returns the bytes that a backing is to have for so many pages.
@@ -119,7 +110,7 @@ fn in_file(dir: &tempfile::TempDir, pages: usize, encrypts: bool) -> Result<Arc<
 }
 
 /// Writes the corpus back, and reads so many pages in no order, then all in order.
-fn measure(backing: Arc<Tiers>, corpus: &Corpus, reads: usize, seed: u64) -> Result<Ours> {
+fn measure(backing: Arc<Tiers>, corpus: &Corpus, reads: usize, seed: u64) -> Result<Round> {
     let backing = BackingOptions::packed(backing);
     let store = StoreBuilder::new("remote", corpus.page_count() as u64).backing(backing).build()?;
     let page = |number: usize| PageNo(number as u32);
@@ -150,9 +141,9 @@ fn measure(backing: Arc<Tiers>, corpus: &Corpus, reads: usize, seed: u64) -> Res
     let ordered_us = numbers.iter().map(|number| read(*number, &mut out)).collect::<Result<Vec<_>>>()?;
     let per_s = |us: &[f64]| us.len() as f64 / us.iter().sum::<f64>() * 1e6;
     store.erase_backing();
-    Ok(Ours {
-        out_mb_per_s: stats.written_bytes as f64 / out_s / 1e6,
-        read_us: [quantile(&single_us, 0.5), quantile(&single_us, 0.99)],
+    let out_mb_per_s = stats.written_bytes as f64 / out_s / 1e6;
+    Ok(Round {
+        rows: [out_mb_per_s, out_mb_per_s, quantile(&single_us, 0.5), quantile(&single_us, 0.99)],
         pages_per_s: [per_s(&single_us), per_s(&ordered_us)],
         object_bytes: (stats.object_bytes / left.max(1)) as usize,
     })
@@ -199,8 +190,9 @@ impl Server {
         Arc::new(backing).tiers()
     }
 
-    /// Runs redis-benchmark: SET of extents, to one key and to new ones, then GET of values of `get_bytes`.
-    fn benchmark(&self, get_bytes: usize) -> Result<Theirs> {
+    /// Runs redis-benchmark: SET of extents, to one key and to new ones, then GET of values of `get_bytes`;
+    /// returns its side of [`ROWS`].
+    fn benchmark(&self, get_bytes: usize) -> Result<[f64; 4]> {
         let extent_bytes = <RedisStore as ObjectStore>::OBJECT_BYTES;
         let [clients, pipeline] = [SET_CLIENTS, SET_PIPELINE].map(|number| number.to_string());
         let set = |sets: usize, keys: &[&str]| {
@@ -216,7 +208,7 @@ impl Server {
         let gets = GETS.to_string();
         let get = ["-t", "set,get", "-c", "1", "-n", &gets, "-d"];
         let [_, p50_ms, p99_ms] = self.run(&get, get_bytes, "GET")?;
-        Ok(Theirs { set_mb_per_s, set_new_mb_per_s, get_us: [p50_ms * 1e3, p99_ms * 1e3] })
+        Ok([set_mb_per_s, set_new_mb_per_s, p50_ms * 1e3, p99_ms * 1e3])
     }
 
     /// Returns commands a second, and the median and the 99th percentile of their times in ms.

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
-use crate::block::cgroup::Cgroup;
-use crate::block::limited::LimitedCgroup;
+use crate::block::cgroup::{Cgroup, LimitedCgroup};
 use crate::block::swap_area::KernelSwap;
 use crate::harness::report::{each, mib};
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uzram::Result;
 
-use crate::block::limited::LimitedCgroup;
+use crate::block::cgroup::LimitedCgroup;
 use crate::block::swap_area::{Side, SwapArea};
 use crate::block::{check_disk, check_kernel};
 use crate::harness::report::{each, mib};

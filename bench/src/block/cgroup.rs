@@ -1,23 +1,30 @@
-//! A cgroup of the memory controller, version 1.
+//! A cgroup of the memory controller, version 1, and one with a limit for a program that swaps.
+//!
+//! When a program that swaps fast has changed all of its memory since the kernel last counted, the kernel may
+//! find nothing to reclaim, kills the program, or has its system calls fail, although nearly all of the
+//! memory could be swapped out. So it is made to count anew all the time. Where that does not suffice the
+//! program waits, and the limit is raised for a moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use uzram::Result;
+use uzram::{Error, ErrorKind, Result};
 
 use crate::harness::{io_error, unsupported};
 
-/// How often a limit is tried, and how long to wait in between; then by how much more than is used it is set.
-const LIMIT_TRIES: usize = 100;
-const LIMIT_PAUSE: Duration = Duration::from_millis(5);
-const LIMIT_SLACK_BYTES: u64 = 1 << 20;
 /// A shell's script that enters a cgroup, whose folder is its name, and becomes the command that its
 /// arguments are.
 const ENTER: &str = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
+/// How often it is looked whether the program waits, and by how much the limit is raised then.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// The kernel counts anew at one of so many looks: that takes some 40 us.
+const LOOKS_PER_COUNT: u32 = 5;
+const RAISED_BYTES: u64 = 4 << 20;
 
 /// A cgroup of this process's own, removed when dropped.
 pub struct Cgroup {
@@ -51,44 +58,6 @@ impl Cgroup {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
-
-    /// Returns the words that start a command in this cgroup.
-    pub(crate) fn words(&self) -> [String; 4] {
-        ["sh", "-c", ENTER, &self.dir.display().to_string()].map(str::to_owned)
-    }
-
-    /// Returns the bytes of memory that are charged to it.
-    pub fn used_bytes(&self) -> Result<u64> {
-        let path = self.dir.join("memory.usage_in_bytes");
-        let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
-        let number = text.trim().parse();
-        number.map_err(|_| io_error(&path, std::io::Error::other(format!("'{}'", text.trim()))))
-    }
-
-    /// Limits its memory: what is beyond is swapped out, as far as the kernel finds it; what it does not find
-    /// may stay. Returns the limit.
-    pub(crate) fn limit(&self, mut bytes: u64) -> Result<u64> {
-        let path = self.dir.join("memory.limit_in_bytes");
-        let set = |bytes: u64| fs::write(&path, bytes.to_string());
-        let is_busy = |outcome: &std::io::Result<()>| {
-            outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
-        };
-        let mut outcome = set(bytes);
-        // The kernel gives up when it finds nothing to swap out.
-        for _ in 0..LIMIT_TRIES {
-            if !is_busy(&outcome) {
-                break;
-            }
-            thread::sleep(LIMIT_PAUSE);
-            count_anew(&self.dir)?;
-            outcome = set(bytes);
-        }
-        while is_busy(&outcome) {
-            bytes = self.used_bytes()? + LIMIT_SLACK_BYTES;
-            outcome = set(bytes);
-        }
-        outcome.map(|()| bytes).map_err(|error| io_error(&path, error))
-    }
 }
 
 impl Drop for Cgroup {
@@ -104,12 +73,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Has the kernel (6.18, measured) bring a cgroup's statistics up to date, by which it chooses what to swap
-/// out: else they are up to 2 s old.
-pub(crate) fn count_anew(dir: &Path) -> Result<()> {
-    statistics(dir).map(drop)
-}
-
+/// Returns a cgroup's statistics. That has the kernel (6.18, measured) bring them up to date, by which it
+/// chooses what to swap out: else they are up to 2 s old.
 fn statistics(dir: &Path) -> Result<String> {
     let path = dir.join("memory.stat");
     fs::read_to_string(&path).map_err(|error| io_error(&path, error))
@@ -120,6 +85,95 @@ pub(super) fn read_stat(dir: &Path, name: &str) -> Result<Option<u64>> {
     let text = statistics(dir)?;
     let find = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
     Ok(text.lines().find_map(find))
+}
+
+/// A cgroup with a limit, which is raised while its programs wait for memory; removed when it is dropped.
+pub(crate) struct LimitedCgroup {
+    watcher: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    cgroup: Cgroup,
+}
+
+struct Shared {
+    dir: PathBuf,
+    limit_path: PathBuf,
+    control_path: PathBuf,
+    limit_bytes: u64,
+    ends: AtomicBool,
+    raised: AtomicUsize,
+}
+
+impl LimitedCgroup {
+    /// Makes one whose programs wait instead of being killed.
+    pub(crate) fn new(limit_bytes: u64) -> Result<LimitedCgroup> {
+        let cgroup = Cgroup::new()?;
+        let path = |name: &str| cgroup.dir().join(name);
+        let (control_path, limit_path) = (path("memory.oom_control"), path("memory.limit_in_bytes"));
+        let write = |path: &Path, value: &str| fs::write(path, value).map_err(|error| io_error(path, error));
+        write(&control_path, "1")?;
+        write(&limit_path, &limit_bytes.to_string())?;
+        let shared = Arc::new(Shared {
+            dir: cgroup.dir().to_owned(),
+            limit_path,
+            control_path,
+            limit_bytes,
+            ends: AtomicBool::new(false),
+            raised: AtomicUsize::new(0),
+        });
+        let theirs = Arc::clone(&shared);
+        let watcher = thread::Builder::new().name("bench-limit".into()).spawn(move || theirs.watch());
+        let watcher = watcher.map_err(|error| Error::new(ErrorKind::NoMemory, error.to_string()))?;
+        Ok(LimitedCgroup { watcher: Some(watcher), shared, cgroup })
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.cgroup.dir()
+    }
+
+    /// Returns the words that start a command in it.
+    pub(crate) fn words(&self) -> [String; 4] {
+        ["sh", "-c", ENTER, &self.dir().display().to_string()].map(str::to_owned)
+    }
+
+    /// Returns how often the limit was raised because a program waited.
+    pub(crate) fn raised(&self) -> usize {
+        self.shared.raised.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    /// Keeps the statistics up to date, and raises the limit while the program waits for memory.
+    fn watch(&self) {
+        let mut raised_bytes = 0;
+        let set =
+            |raised_bytes: u64| fs::write(&self.limit_path, (self.limit_bytes + raised_bytes).to_string());
+        for look in (0..LOOKS_PER_COUNT).cycle() {
+            if self.ends.load(Ordering::Relaxed) {
+                return;
+            }
+            if look == 0 {
+                let _ = statistics(&self.dir);
+            }
+            let control = fs::read_to_string(&self.control_path).unwrap_or_default();
+            if control.contains("under_oom 1") {
+                self.raised.fetch_add(1, Ordering::Relaxed);
+                // More each time: the program may have used up at once what the last time gave.
+                raised_bytes += RAISED_BYTES;
+                let _ = set(raised_bytes);
+            } else if raised_bytes > 0 && set(0).is_ok() {
+                // The kernel refuses a limit that it cannot reach at once.
+                raised_bytes = 0;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for LimitedCgroup {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        self.watcher.take().into_iter().for_each(|watcher| drop(watcher.join()));
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ pub mod cgroup;
 pub mod disk;
 pub mod file_system;
 mod idle;
-pub(crate) mod limited;
 pub(crate) mod swap;
 pub mod swap_area;
 pub(crate) mod swap_user;

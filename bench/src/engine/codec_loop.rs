@@ -2,7 +2,7 @@
 //!
 //! * Write: compress the page into a private buffer that the next write uses again. The buffer
 //!   has room for every result, so the codec never stops early.
-//! * Read: decompress the page from an array that has the compressed pages in the device's order, into a
+//! * Read: decompress the page from an array that has the compressed pages in the corpus's order, into a
 //!   private page. A page whose compressed size reaches the huge threshold is raw there and is copied: the
 //!   engine does not decompress those either.
 //!
@@ -10,11 +10,11 @@
 
 use std::hint::black_box;
 
+use uzram::Result;
 use uzram::codec::{Algorithm, Decoder, Encoder};
 use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::units::{PAGE_SIZE, Page};
 use uzram::zsmalloc::huge_threshold;
-use uzram::{Error, ErrorKind, Result};
 
 use super::packed::{ENCODED_MAX_BYTES, Packed};
 use super::target::{Target, Worker};
@@ -22,35 +22,13 @@ use crate::harness::corpus::{AlignedPage, Corpus};
 
 pub(super) struct CodecLoop {
     algorithm: Algorithm,
-    packed: Vec<u8>,
-    /// The place of each page of the device in `packed`.
-    spans: Vec<Span>,
-}
-
-#[derive(Clone, Copy)]
-struct Span {
-    start: usize,
-    /// [`PAGE_SIZE`] for a raw page.
-    len_bytes: usize,
+    packed: Packed,
 }
 
 impl CodecLoop {
-    pub(super) fn new(algorithm: Algorithm, corpus: &Corpus, page_count: usize) -> Result<CodecLoop> {
-        // Compress the corpus once, then place it as often as the device repeats it.
-        let once = Packed::new(&algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), corpus)?;
-        let total: usize = (0..page_count).map(|page| once.page(page).len()).sum();
-        let mut packed: Vec<u8> = Vec::new();
-        packed.try_reserve_exact(total).map_err(|_| {
-            let what = format!("no memory for {total} bytes of compressed pages");
-            Error::new(ErrorKind::NoMemory, what).with_setting("--size")
-        })?;
-        let mut spans = Vec::with_capacity(page_count);
-        for page in 0..page_count {
-            let bytes = once.page(page);
-            spans.push(Span { start: packed.len(), len_bytes: bytes.len() });
-            packed.extend_from_slice(bytes);
-        }
-        Ok(CodecLoop { algorithm, packed, spans })
+    pub(super) fn new(algorithm: Algorithm, corpus: &Corpus) -> Result<CodecLoop> {
+        let packed = Packed::new(&algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), corpus)?;
+        Ok(CodecLoop { algorithm, packed })
     }
 }
 
@@ -84,9 +62,8 @@ struct CodecWorker<'a> {
 
 impl Worker for CodecWorker<'_> {
     fn read(&mut self, page: usize) -> Result<&Page> {
-        let Span { start, len_bytes } = self.source.spans[page];
-        let bytes = &self.source.packed[start..start + len_bytes];
-        if len_bytes == PAGE_SIZE {
+        let bytes = self.source.packed.page(page);
+        if bytes.len() == PAGE_SIZE {
             self.page.0.copy_from_slice(bytes);
         } else {
             self.decoder.decode(bytes, &mut self.page.0)?;

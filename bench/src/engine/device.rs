@@ -76,7 +76,7 @@ pub fn run(bench: &Bench<'_>) -> Result<Report> {
     let without_lru = against.contains(&Against::NoLru).then(without_lru).transpose()?;
     let with_lz4 = || named("lz4", &[("comp_algorithm", "lz4".to_owned())]);
     let with_lz4 = against.contains(&Against::Lz4).then(with_lz4).transpose()?;
-    let codec = || CodecLoop::new(algorithm.clone(), &corpus, page_count);
+    let codec = || CodecLoop::new(algorithm.clone(), &corpus);
     let codec = against.contains(&Against::Codec).then(codec).transpose()?;
     let kernel = against.contains(&Against::Kernel).then(|| KernelDevice::add(algorithm, size_bytes));
     let kernel = kernel.and_then(|added| {

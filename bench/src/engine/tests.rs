@@ -106,7 +106,7 @@ fn the_bare_loop_copies_what_does_not_compress() {
     let noise: Vec<u8> = (0..PAGE_SIZE).map(|_| rng.u8(..)).collect();
     let contents = [noise, vec![7; PAGE_SIZE]].concat();
     let corpus = Corpus::from_bytes(&contents).unwrap();
-    let codec = CodecLoop::new(Algorithm::default(), &corpus, 5).unwrap();
+    let codec = CodecLoop::new(Algorithm::default(), &corpus).unwrap();
     verify(&codec, &corpus, 5).unwrap();
     let mut worker = codec.worker().unwrap();
     assert!(worker.write(0, corpus.page(1)).is_ok());

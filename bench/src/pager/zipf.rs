@@ -19,7 +19,7 @@ use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory, changed, corpus_page};
 use super::settings::PagerSettings;
-use crate::block::limited::LimitedCgroup;
+use crate::block::cgroup::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::engine::zipf::{Access, PAGES_PER_LIMIT, WARM_UP_PER_PAGE, accesses};
 use crate::harness::report::{Figure, each, mib};

@@ -33,14 +33,16 @@ pub fn median_ratio(a: &[f64], b: &[f64]) -> f64 {
     median(&ratios)
 }
 
-/// Sub-buckets of each power of two: a bucket is at most 1/32 of its value wide.
-const SUB_BITS: u32 = 5;
-const SUB_COUNT: usize = 1 << SUB_BITS;
+/// A bucket has all numbers of ns with the same exponent and the same five first bits behind it: 32 buckets to
+/// each power of two, each at most 1/32 of its value wide.
+const BUCKET_SHIFT: u32 = f32::MANTISSA_DIGITS - 1 - 5;
+/// The bucket of 1 ns.
+const FIRST_BUCKET: usize = (1f32.to_bits() >> BUCKET_SHIFT) as usize;
 /// The longest time that is resolved is 2^40 ns, 18 minutes.
 const MAX_BITS: u32 = 40;
-const BUCKETS: usize = (MAX_BITS - SUB_BITS + 1) as usize * SUB_COUNT;
+const BUCKETS: usize = MAX_BITS as usize * 32 + 1;
 
-/// Counts durations in buckets of about 3 %: linear below 32 ns, then 32 linear buckets to each power of two.
+/// Counts durations in buckets of about 3 %.
 pub struct Histogram {
     counts: Vec<u64>,
     total: u64,
@@ -56,7 +58,7 @@ impl Histogram {
     /// Counts one duration.
     #[inline]
     pub fn record(&mut self, duration: Duration) {
-        let nanos = duration.as_nanos().min((1 << MAX_BITS) - 1) as u64;
+        let nanos = duration.as_nanos().clamp(1, 1 << MAX_BITS) as u64;
         self.counts[bucket_of(nanos)] += 1;
         self.total += 1;
     }
@@ -84,21 +86,12 @@ impl Histogram {
 
 #[inline]
 fn bucket_of(nanos: u64) -> usize {
-    if nanos < SUB_COUNT as u64 {
-        return nanos as usize;
-    }
-    let shift = nanos.ilog2() - SUB_BITS;
-    // The top bit of `nanos >> shift` is always set: it adds the one bucket row this leaves out.
-    shift as usize * SUB_COUNT + (nanos >> shift) as usize
+    ((nanos as f32).to_bits() >> BUCKET_SHIFT) as usize - FIRST_BUCKET
 }
 
 fn middle_of(bucket: usize) -> f64 {
-    if bucket < SUB_COUNT {
-        return bucket as f64;
-    }
-    let shift = bucket / SUB_COUNT - 1;
-    let low = ((bucket % SUB_COUNT + SUB_COUNT) as u64) << shift;
-    low as f64 + (1u64 << shift) as f64 / 2.0
+    let low = ((bucket + FIRST_BUCKET) as u32) << BUCKET_SHIFT;
+    f32::from_bits(low + (1 << BUCKET_SHIFT) / 2).into()
 }
 
 #[cfg(test)]
@@ -126,13 +119,13 @@ mod tests {
     #[test]
     fn buckets_are_in_order_and_narrow() {
         let mut last = 0;
-        for nanos in (0..200_000u64).chain((18..MAX_BITS).map(|bits| (1 << bits) + 12345)) {
+        for nanos in (1..200_000u64).chain((18..MAX_BITS).map(|bits| (1 << bits) + 12345)) {
             let bucket = bucket_of(nanos);
             assert!(bucket >= last && bucket < BUCKETS, "{nanos}");
             assert!((middle_of(bucket) - nanos as f64).abs() <= 1.0 + nanos as f64 / 32.0, "{nanos}");
             last = bucket;
         }
-        assert_eq!(bucket_of((1 << MAX_BITS) - 1), BUCKETS - 1);
+        assert_eq!((bucket_of(1), bucket_of(1 << MAX_BITS)), (0, BUCKETS - 1));
     }
 
     #[test]
