@@ -49,8 +49,7 @@ struct Args {
     /// Numbers of threads
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Vec<u16>,
-    /// Targets to compare with: codec, the compressor alone; kernel, a zram device of this kernel (as root);
-    /// no-lru, a device that does not track its cold pages; lz4, a device with that algorithm
+    /// Targets to compare with
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
     /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block

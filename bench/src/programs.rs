@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use uzram::codec::{Algorithm, Encoder, Kind, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
-use uzram::{Error, ErrorKind, Result};
+use uzram::{ErrorKind, Result};
 
 use crate::block::check_disk;
 use crate::block::swap::{self, in_turn_with};
@@ -19,6 +19,7 @@ use crate::engine::{Comparison, Pattern, ROUNDS, recompression};
 use crate::harness::corpus::processes::{self, Processes};
 use crate::harness::corpus::{self, Corpus};
 use crate::harness::options::{FEW_PAGES, MAX_REPEAT};
+use crate::harness::process::runtime_dir;
 use crate::harness::report::each;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source, lack_of_memory, unsupported};
 
@@ -44,8 +45,7 @@ const PER_LZ4: &str = "memory / lz4";
 
 /// Runs all measurements that are possible here.
 pub fn run(options: &Options) -> Result<Report> {
-    let dir = tempfile::tempdir()
-        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
+    let dir = runtime_dir()?;
     let mut report = Report::default();
     let programs = match processes::build(options.amount(PROCESS_PAGES, 600), options.small, &options.stop) {
         Ok(processes) => Some(processes),

@@ -15,12 +15,13 @@ use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
 use crate::block::cgroup::{Cgroup, LimitedCgroup};
 use crate::block::swap_area::KernelSwap;
+use crate::harness::process::temporary;
 use crate::harness::report::{each, mib};
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::median;
 use crate::harness::{Options, Report, unsupported};
 use crate::pager::unmap::check_kernel;
-use crate::workload::{Amounts, Trial, Watched, Workload, temporary, watch};
+use crate::workload::{Amounts, Trial, Watched, Workload, watch};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
 const ALGORITHM: &str = "lz4";

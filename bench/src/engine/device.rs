@@ -1,7 +1,7 @@
 //! A device in this process, and what it is compared with.
 
+use uzram::Result;
 use uzram::units::{format_size, pages_to_bytes};
-use uzram::{Error, Result};
 
 use super::codec_loop::CodecLoop;
 use super::compare::{Comparison, ROUNDS, compare};
@@ -14,31 +14,16 @@ use crate::harness::report::{mib, quotient};
 use crate::harness::{Options, Report};
 
 /// A target that uzram is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Against {
-    /// The bare loop of the engine's codec on the same pages: the physical limit.
+    /// The bare loop of the engine's codec on the same pages: the physical limit
     Codec,
-    /// A kernel zram device, hot-added for the run.
+    /// A kernel zram device, hot-added for the run (as root)
     Kernel,
-    /// A uzram device without an LRU.
+    /// A uzram device that does not track its cold pages
     NoLru,
-    /// A uzram device with lz4, whatever the algorithm of the first one is.
+    /// A uzram device with lz4, whatever the algorithm of the first one is
     Lz4,
-}
-
-impl std::str::FromStr for Against {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "codec" => Ok(Against::Codec),
-            "kernel" => Ok(Against::Kernel),
-            "no-lru" => Ok(Against::NoLru),
-            "lz4" => Ok(Against::Lz4),
-            _ => Err(Error::invalid(format!("unknown target '{text}': write codec, kernel, no-lru or lz4"))
-                .with_setting("--against")),
-        }
-    }
 }
 
 /// What to measure.

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -221,11 +221,19 @@ impl Drop for Process {
 
 /// Makes a runtime directory for a daemon, accessible to its owner only.
 pub fn runtime_dir() -> Result<TempDir> {
+    temporary(&std::env::temp_dir())
+}
+
+/// Makes such a folder in another one.
+pub(crate) fn temporary(dir: &Path) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(&format!("uzram-bench-{}-", std::process::id()))
         .permissions(std::fs::Permissions::from_mode(0o700))
-        .tempdir()
-        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))
+        .tempdir_in(dir)
+        .map_err(|error| {
+            let what = format!("cannot make a temporary folder in '{}': {error}", dir.display());
+            Error::new(ErrorKind::Io, what)
+        })
 }
 
 #[cfg(test)]

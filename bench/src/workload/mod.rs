@@ -16,7 +16,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::block::PATIENCE;
 use crate::harness::io_error;
-use crate::harness::process::{require, run_to_end};
+use crate::harness::process::{require, run_to_end, temporary};
 pub(crate) use watched::{Watched, watch};
 
 /// Shell scripts whose arguments are a command to start the program with, or none.
@@ -272,13 +272,6 @@ impl<'a> Trial<'a> {
         watch(&mut command, self.patience, || self.stop.load(Ordering::Relaxed))
             .map_err(|error| Error::new(error.kind(), format!("{}: {error}", self.workload.name())))
     }
-}
-
-pub(crate) fn temporary(dir: &Path) -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("uzram-bench-")
-        .tempdir_in(dir)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", dir.display())))
 }
 
 /// Writes lines in no order.

@@ -4,17 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use uzram::Result;
 use uzram::backing::{Backing, FileBacking, FileOptions};
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::store::{BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, Writeback};
 use uzram::units::PageNo;
 use uzram::zsmalloc::huge_threshold;
-use uzram::{Error, ErrorKind, Result};
 
 use crate::engine::packed::Packed;
 use crate::engine::zipf::PAGES_PER_LIMIT;
 use crate::harness::corpus::{AlignedPage, Corpus};
+use crate::harness::process::temporary;
 use crate::harness::{Options, read_back};
 
 /// Pages that are read when contents are checked.
@@ -51,7 +52,7 @@ pub(super) struct Scratch<'a> {
 
 impl<'a> Scratch<'a> {
     pub(super) fn new(dir: &Path, corpus: &'a Corpus, algorithm: &'a Algorithm) -> Result<Scratch<'a>> {
-        Ok(Scratch { dir: folder(dir)?, corpus, algorithm })
+        Ok(Scratch { dir: temporary(dir)?, corpus, algorithm })
     }
 
     pub(super) fn mean_bytes(&self) -> Result<f64> {
@@ -83,13 +84,6 @@ impl<'a> Scratch<'a> {
             buffer: Box::new(AlignedPage([0; _])),
         })
     }
-}
-
-fn folder(dir: &Path) -> Result<TempDir> {
-    tempfile::Builder::new().prefix("uzram-bench-").tempdir_in(dir).map_err(|error| {
-        let what = format!("cannot make a temporary folder in '{}': {error}", dir.display());
-        Error::new(ErrorKind::Io, what)
-    })
 }
 
 /// A store, and which page of the corpus each of its pages holds. For use by one thread.

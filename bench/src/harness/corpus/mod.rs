@@ -19,7 +19,6 @@ mod heap;
 pub mod processes;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -28,6 +27,8 @@ use std::sync::atomic::AtomicBool;
 
 use uzram::units::{PAGE_SIZE, Page, same_word};
 use uzram::{Error, ErrorKind, Result};
+
+use super::process::runtime_dir;
 
 /// The most pages of a corpus (16 GiB), so that a wrong file or option cannot exhaust memory.
 pub const MAX_PAGES: usize = 1 << 22;
@@ -76,10 +77,10 @@ impl FromStr for Source {
 
     /// The name of a corpus that is built, with [`DEFAULT_CORPUS_PAGES`], or else the path of a file.
     fn from_str(text: &str) -> std::result::Result<Self, Infallible> {
-        Ok(match text.parse() {
-            Ok(kind) => Source::Built(kind, DEFAULT_CORPUS_PAGES),
-            Err(_) if text == "processes" => Source::Processes(DEFAULT_CORPUS_PAGES),
-            Err(_) => Source::File(text.into()),
+        Ok(match Kind::ALL.into_iter().find(|kind| kind.name() == text) {
+            Some(kind) => Source::Built(kind, DEFAULT_CORPUS_PAGES),
+            None if text == "processes" => Source::Processes(DEFAULT_CORPUS_PAGES),
+            None => Source::File(text.into()),
         })
     }
 }
@@ -109,22 +110,6 @@ impl Kind {
             Kind::Heap => "heap",
             Kind::Mixed => "mixed",
         }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Kind {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
-            Error::invalid(format!("'{text}' is not a corpus: write text, binary, heap or mixed"))
-        })
     }
 }
 
@@ -215,8 +200,7 @@ impl Saved {
 
     /// Saves a corpus in a temporary file, by which reports call it so.
     pub fn temporary(name: &str, corpus: &Corpus) -> Result<Saved> {
-        let dir = tempfile::tempdir()
-            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
+        let dir = runtime_dir()?;
         let path = dir.path().join(format!("{name}.bin"));
         corpus.save(&path)?;
         Ok(Saved { path, _dir: Some(dir) })

@@ -10,7 +10,7 @@ fn every_kind_gives_the_pages_asked_for() {
     for kind in Kind::ALL {
         for pages in [1, 2, 300] {
             let corpus = build(kind, pages).unwrap();
-            assert_eq!(corpus.page_count(), pages, "{kind}");
+            assert_eq!(corpus.page_count(), pages, "{kind:?}");
         }
     }
 }
@@ -20,19 +20,19 @@ fn pages_differ_and_compress() {
     for kind in Kind::ALL {
         let corpus = build(kind, 300).unwrap();
         let distinct: std::collections::HashSet<_> = corpus.pages().collect();
-        assert!(distinct.len() > 150, "{kind}: {} distinct pages of 300", distinct.len());
+        assert!(distinct.len() > 150, "{kind:?}: {} distinct pages of 300", distinct.len());
         let mut encoder = Encoder::new(&uzram::codec::Algorithm::default()).unwrap();
         let mut out = vec![0; 2 * PAGE_SIZE];
         let compressed: usize = corpus.pages().map(|page| encoder.encode(page, &mut out).unwrap()).sum();
         let ratio = (300 * PAGE_SIZE) as f64 / compressed as f64;
-        assert!((1.1..20.0).contains(&ratio), "{kind}: lz4 ratio {ratio:.2}");
+        assert!((1.1..20.0).contains(&ratio), "{kind:?}: lz4 ratio {ratio:.2}");
     }
 }
 
 #[test]
 fn files_come_in_the_same_order_each_time() {
     for kind in [Kind::Text, Kind::Binary] {
-        assert!(bytes(&build(kind, 200).unwrap()) == bytes(&build(kind, 200).unwrap()), "{kind}");
+        assert!(bytes(&build(kind, 200).unwrap()) == bytes(&build(kind, 200).unwrap()), "{kind:?}");
     }
 }
 
