@@ -157,7 +157,9 @@ pub fn stat(args: &StatArgs) -> Result<()> {
         Err(failure) => failure,
     };
     match id.map(|id| (id, programs::of(id))) {
-        Some((_, Some(program))) => report(&show::program_json(&program), |_| show::program_details(&program)),
+        Some((_, Some(program))) => {
+            report(&show::program_json(&program), |_| show::program_details(&program))
+        }
         Some((id, None)) => Err(failure.map_line(|line| {
             format!(
                 "process {id} does not run under `uzram run`, or is another user's; and as a device: {line}"

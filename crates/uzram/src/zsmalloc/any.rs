@@ -77,8 +77,8 @@ macro_rules! any_read {
             #[inline]
             pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
                 match self {
-                    // SAFETY: the caller's promise.
                     $(AnyPool::$design(pool) => {
+                        // SAFETY: the caller's promise.
                         unsafe { pool.read(handle, owner, len) }.map(AnyRead::$design)
                     })*
                 }
