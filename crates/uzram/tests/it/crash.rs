@@ -387,13 +387,13 @@ fn damage_is_refused_or_does_no_harm() {
         let (survivor, model) = base(recompressing("damaged", PAGES).checksum(true), PAGES, has_backing);
         let data = survivor.data();
         let head: Vec<_> = data.iter().filter(|range| range.start < SLOTS_AT).cloned().collect();
-        let slots = vec![SLOTS_AT..SLOTS_AT + 16 * u64::from(PAGES)];
+        let slots = SLOTS_AT..SLOTS_AT + 16 * u64::from(PAGES);
         for round in 0..1000 * rounds() {
             let copy = survivor.copy();
             // Superblock and settings, slots, and anywhere.
             let part = match round % 4 {
-                0 => &head,
-                1 => &slots,
+                0 => &head[..],
+                1 => std::slice::from_ref(&slots),
                 _ => &data,
             };
             for _ in 0..1 + random.below(3) {
