@@ -64,8 +64,8 @@ tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under T
 
 crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (ninety minutes)
 	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --features designs --test it -- --nocapture crash::
-	@UZRAM_CRASH_ROUNDS=400 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_disk_outlives
-	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_program_that_swaps
+	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_disk_outlives
+	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_program_that_swaps
 
 full: ## Overwrite a disk at random for ten minutes whose backing is 97 % live, and check what is written to that
 	@UZRAM_CLEAN_LONG=1 tools/bounded 1800 cargo test -p uzram --lib -- --nocapture overwriting_costs

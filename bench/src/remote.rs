@@ -5,7 +5,6 @@
 //! Needs `redis-server`, `redis-cli` and `redis-benchmark`. The server is started here, and ends with the
 //! benchmark.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use uzram_remote::{
 };
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
-use crate::harness::process::{Process, require, run_to_end};
+use crate::harness::process::{self, Process, require, run_to_end};
 use crate::harness::report::{FigureOf, each};
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::quantile;
@@ -162,7 +161,7 @@ impl Server {
         let port = listener.local_addr().map_err(failed)?.port();
         drop(listener);
         let dir = tempfile::tempdir().map_err(failed)?;
-        let mut command = Command::new("redis-server");
+        let mut command = process::command("redis-server");
         command.args([
             "--port",
             &port.to_string(),
@@ -175,7 +174,7 @@ impl Server {
         ]);
         let mut process = Process::start(command.arg("--dir").arg(dir.path()))?;
         process.wait_until("served", WITHIN, |_| {
-            let mut ping = Command::new("redis-cli");
+            let mut ping = process::command("redis-cli");
             let answer = run_to_end(ping.args(["-p", &port.to_string(), "ping"]), WITHIN);
             answer.ok().filter(|answer| answer.contains("PONG"))
         })?;
@@ -203,7 +202,7 @@ impl Server {
         };
         let set_mb_per_s = set(SETS, &[])?;
         let set_new_mb_per_s = set(NEW_SETS, &["-r", "1000000000"])?;
-        let mut flush = Command::new("redis-cli");
+        let mut flush = process::command("redis-cli");
         run_to_end(flush.args(["-p", &self.port.to_string(), "flushall"]), WITHIN)?;
         let gets = GETS.to_string();
         let get = ["-t", "set,get", "-c", "1", "-n", &gets, "-d"];
@@ -213,7 +212,7 @@ impl Server {
 
     /// Returns commands a second, and the median and the 99th percentile of their times in ms.
     fn run(&self, args: &[&str], value_bytes: usize, command: &str) -> Result<[f64; 3]> {
-        let mut program = Command::new("redis-benchmark");
+        let mut program = process::command("redis-benchmark");
         program.args(["-p", &self.port.to_string(), "--csv"]).args(args).arg(value_bytes.to_string());
         let printed = run_to_end(&mut program, WITHIN)?;
         figures(&printed, command).ok_or_else(|| {

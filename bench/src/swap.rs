@@ -127,5 +127,6 @@ mod tests {
         let text = "pswpin_more 7\npswpin 12\nctxt 3\n";
         assert_eq!(number(text, "pswpin ").unwrap(), 12);
         assert!(number(text, "pswpout ").unwrap_err().to_string().contains("'pswpout'"));
+        assert!(swapped_pages().is_ok());
     }
 }

@@ -1,8 +1,8 @@
 //! Fuzzes the NBD handshake with any bytes as a client's whole session, whether it answers the greeting or
 //! not, of a server without a certificate, with one, and of one that requires TLS.
 //!
-//! The first byte determines how messages are torn, whether there is TLS, and whether the second device has a
-//! size; the client sends the rest.
+//! The first byte determines whether there is TLS, and whether the second device has a size; the second byte,
+//! how messages are torn. The client sends the rest.
 //!
 //! Promises: the session ends; every option is answered as a naive parser of the same bytes expects, until an
 //! export is chosen or TLS starts, with a message if it is refused; and when it is over, no device is in use.
@@ -84,10 +84,10 @@ pub(crate) fn run(bytes: &[u8]) {
 
 fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let first = input.byte();
+    let (first, tear) = (input.byte(), input.byte());
     let said = input.rest();
     let users = bench.users();
-    let mut wire = Wire::new(said, first >> 3);
+    let mut wire = Wire::new(said, tear);
     let exports = &bench.exports[usize::from(first & 1)];
     let has_tls = first & 4 != 0;
     let tls_required = has_tls && first & 2 != 0;
@@ -436,8 +436,10 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         (0, 4, Vec::new()),
         (0, 3, haggling),
     ];
-    let with_flags =
-        |(first, flags, session): (u8, u8, Vec<u8>)| [&[first, 0, 0, 0, flags], &session[..]].concat();
+    // The tear is in the upper bits of the first number.
+    let with_flags = |(first, flags, session): (u8, u8, Vec<u8>)| {
+        [&[first & 7, first >> 3, 0, 0, 0, flags], &session[..]].concat()
+    };
     std::iter::zip([(1, 3), (0, 2), (25, 1), (0, 3), (1, 3), (0, 3), (1, 3), (0, 3)], sessions)
         .chain([((1, 1), refused.clone()), ((0, 1), [structured_again, refused].concat())])
         .chain(with_tls)

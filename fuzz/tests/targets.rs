@@ -83,7 +83,8 @@ macro_rules! tests {
 }
 
 tests! {
-    nbd_handshake: 20_000,
+    // A third of the seeds have TLS.
+    nbd_handshake: 30_000,
     nbd_transmission: 20_000,
     fuse_requests: 3000,
     control_http: 6000,

@@ -1,14 +1,14 @@
-//! The memory that an allocator takes for each byte stored, when all objects are stored, and after most or half
-//! of them, drawn at random, were freed and the allocator was asked to return memory.
+//! The memory that an allocator takes for each byte stored, when all objects are stored, and after most or
+//! half of them, drawn at random, were freed and the allocator was asked to return memory.
 //!
-//! Stored are objects of one size, nine of ten of which are freed, or compressed pages as blobs of their exact
-//! length, of which half are freed: those of the corpus `mixed`, compressed with lz4; one that does not become
-//! smaller is stored as it is. uzram has slab caches for objects, and its pool for blobs, which checks them and
-//! keeps 8 bytes with each. The program's names of objects are in arrays that do not count.
+//! Stored are objects of one size, nine of ten of which are freed, or compressed pages as blobs of their
+//! exact length, of which half are freed: those of the corpus `mixed`, compressed with lz4; one that does not
+//! become smaller is stored as it is. uzram has slab caches for objects, and its pool for blobs, which checks
+//! them and keeps 8 bytes with each. The program's names of objects are in arrays that do not count.
 //!
 //! Each allocator is measured in its own child process, so that none disturbs another: anonymous memory now,
-//! minus anonymous memory before the allocator's first object, by the kernel's count. Pages that the kernel
-//! may reclaim at any time (`MADV_FREE`) do not count.
+//! minus anonymous memory before the allocator was made, by the kernel's count. Pages that the kernel may
+//! reclaim at any time (`MADV_FREE`) do not count.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -96,15 +96,18 @@ pub fn measure(allocator: &str, size: Option<usize>, objects: usize, pages: usiz
     };
     let max_objects = contents.spans.len() as u64;
     match (allocator, size) {
-        (PLAIN, Some(size)) => resident(&Slab::<Plain<Sheaves>>::new(size, max_objects)?, &contents),
-        (HARDENED, Some(size)) => resident(&Slab::<Sheaves>::new(size, max_objects)?, &contents),
-        (PLAIN, None) => resident(&UzramPool::new(&contents)?, &contents),
-        (SYSTEM, _) => resident(&peers::System, &contents),
-        (MIMALLOC, _) => resident(&peers::Mimalloc, &contents),
+        (PLAIN, Some(size)) => resident(|| Slab::<Plain<Sheaves>>::new(size, max_objects), &contents),
+        (HARDENED, Some(size)) => resident(|| Slab::<Sheaves>::new(size, max_objects), &contents),
+        (PLAIN, None) => {
+            let handles = (0..contents.spans.len()).map(|_| None).collect();
+            resident(|| UzramPool::new(&contents, handles), &contents)
+        }
+        (SYSTEM, _) => resident(|| Ok(peers::System), &contents),
+        (MIMALLOC, _) => resident(|| Ok(peers::Mimalloc), &contents),
         #[cfg(feature = "jemalloc")]
-        (peers::JEMALLOC, _) => resident(&peers::Jemalloc, &contents),
+        (peers::JEMALLOC, _) => resident(|| Ok(peers::Jemalloc), &contents),
         #[cfg(feature = "snmalloc")]
-        (peers::SNMALLOC, _) => resident(&peers::Snmalloc, &contents),
+        (peers::SNMALLOC, _) => resident(|| Ok(peers::Snmalloc), &contents),
         _ => {
             let what = format!("there is no allocator '{allocator}'");
             Err(Error::invalid(what).with_setting(CHILD_OPTION))
@@ -170,8 +173,9 @@ trait Allocator {
     fn give_back(&self) -> Result<()>;
 }
 
-/// Returns the bytes in memory for each byte stored, of all objects, and after some were freed.
-fn resident(allocator: &impl Allocator, contents: &Contents) -> Result<[f64; 2]> {
+/// Returns the bytes in memory for each byte stored, of all objects, and after some were freed. What making
+/// the allocator takes counts.
+fn resident<A: Allocator>(make: impl FnOnce() -> Result<A>, contents: &Contents) -> Result<[f64; 2]> {
     // Touched before the first measurement, as is the memory that reading /proc needs.
     let mut names = vec![1u64; contents.spans.len()];
     let mut order: Vec<usize> = (0..names.len()).collect();
@@ -183,6 +187,7 @@ fn resident(allocator: &impl Allocator, contents: &Contents) -> Result<[f64; 2]>
     let per_byte = |stored_bytes: usize| -> Result<f64> {
         Ok(anonymous_bytes()?.saturating_sub(before_bytes) as f64 / stored_bytes as f64)
     };
+    let allocator = make()?;
     for (at, name) in names.iter_mut().enumerate() {
         *name = allocator.store(contents.of(at))?;
     }
@@ -268,19 +273,18 @@ impl<P: Policy> Allocator for Slab<P> {
 struct UzramPool {
     pool: Pool<Pinned>,
     arena: Arc<Arena>,
-    /// The handles, by name; one that was freed is `None`. In memory from the start, as the other allocators'
-    /// names are.
+    /// The handles, by name; one that was freed is `None`. In memory before the first measurement, as the
+    /// other allocators' names are.
     handles: RefCell<Vec<Option<Handle>>>,
     stored: Cell<usize>,
 }
 
 impl UzramPool {
-    fn new(contents: &Contents) -> Result<UzramPool> {
+    fn new(contents: &Contents, handles: Vec<Option<Handle>>) -> Result<UzramPool> {
         // Room for objects that were freed and not yet compacted.
         let arena = Arc::new(Arena::new(4 * contents.bytes.len() as u64 + (64 << 20))?);
         let pool = PoolBuilder::new("bench").build_in(Arc::clone(&arena))?;
-        let handles = RefCell::new((0..contents.spans.len()).map(|_| None).collect());
-        Ok(UzramPool { pool, arena, handles, stored: Cell::new(0) })
+        Ok(UzramPool { pool, arena, handles: RefCell::new(handles), stored: Cell::new(0) })
     }
 }
 
@@ -309,5 +313,39 @@ impl Allocator for UzramPool {
         self.pool.compact();
         self.arena.release_free();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All of its objects are in one place.
+    struct OnePlace(RefCell<Vec<u8>>);
+
+    impl Allocator for OnePlace {
+        fn store(&self, contents: &[u8]) -> Result<u64> {
+            *self.0.borrow_mut() = contents.to_vec();
+            Ok(0)
+        }
+
+        unsafe fn holds(&self, _: u64, contents: &[u8]) -> Result<bool> {
+            Ok(*self.0.borrow() == contents)
+        }
+
+        unsafe fn free(&self, _: u64, _: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn give_back(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_allocator_that_loses_objects_is_found() {
+        let make = || Ok(OnePlace(RefCell::default()));
+        let error = resident(make, &Contents::objects(64, 100)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
     }
 }

@@ -1,8 +1,9 @@
 //! A file system, ext4: many small files by `fs_mark`, and a large one written and read in order.
 //!
-//! Every measurement uses a new file system; making it also discards the disk's contents. `fs_mark` is run as the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a
-//! folder each, 500 files each of 100,000 bytes, which are synced one by one and kept. It writes zeroes,
-//! which neither device compresses: this measures the way to the device.
+//! Every measurement uses a new file system; making it also discards the disk's contents. `fs_mark` is run as
+//! the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a folder each, 500 files
+//! each of 100,000 bytes, which are synced one by one and kept. It writes zeroes, which neither device
+//! compresses: this measures the way to the device.
 //!
 //! The large file is the corpus, repeated, written by this program in pieces of 1 MiB and synced at the end,
 //! which counts; then the file system is remounted, so that nothing is cached, and the file is read in such
@@ -12,7 +13,6 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use uzram::{Error, ErrorKind, Result};
@@ -20,7 +20,7 @@ use uzram::{Error, ErrorKind, Result};
 use super::disk::{Attached, Mounted};
 use super::{ALGORITHM, PATIENCE, check_kernel};
 use crate::engine::{KernelZram, ROUNDS};
-use crate::harness::process::{find, require, run_to_end, run_unless_stopped, runtime_dir};
+use crate::harness::process::{command, require, run_to_end, run_unless_stopped, runtime_dir};
 use crate::harness::report::each;
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, io_error, read_back, unsupported};
@@ -89,10 +89,6 @@ fn round(options: &Options, device: &Path, contents: &[u8]) -> Result<[f64; 3]> 
     compare(&file, contents, file_bytes)?;
     mounted.unmount()?;
     Ok([files_per_s, write_mb_per_s, read_mb_per_s])
-}
-
-fn command(name: &str) -> Command {
-    Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
 /// Makes a file system of that name; what the device held is lost.

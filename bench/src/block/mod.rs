@@ -1,6 +1,6 @@
-//! Block devices and swap: a file system on a uzram loop device (`file_system`), pages swapped out to its swap
-//! area and back in (`swap`), and the cost of an idle swap daemon (`idle`). The first two are measured beside
-//! a kernel zram device with the same algorithm and size.
+//! Block devices and swap: a file system on a uzram loop device (`file_system`), pages swapped out to its
+//! swap area and back in (`swap`), and the cost of an idle swap daemon (`idle`). The first two are measured
+//! beside a kernel zram device with the same algorithm and size.
 //!
 //! uzram is measured as users run it: the program, as a daemon in its own process. The devices are measured
 //! one after the other, never both at once; the order alternates from round to round.

@@ -6,14 +6,14 @@ use std::time::Duration;
 use serde_json::Value;
 use uzram::{Error, ErrorKind, Result};
 
-use crate::harness::process::run_to_end;
+use crate::harness::process::{self, run_to_end};
 
 /// The time that fio needs beyond its runtime to start and end.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// Returns a command for fio with one job, called `bench`.
 pub fn command() -> Command {
-    let mut command = Command::new("fio");
+    let mut command = process::command("fio");
     command.args(["--name=bench", "--group_reporting", "--output-format=json"]);
     command
 }

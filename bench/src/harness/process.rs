@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tempfile::TempDir;
@@ -52,11 +53,17 @@ pub fn require(names: &[&str]) -> Result<()> {
     missing.map_or(Ok(()), |name| Err(unsupported(format!("the program {name} is missing"))))
 }
 
-/// Returns the path of a program in `PATH` or among those for administrators.
+/// Returns the path of a program that can be executed, in `PATH` or among those for administrators.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(std::env::split_paths(OsStr::new(ADMIN_DIRS)));
-    dirs.map(|dir| dir.join(name)).find(|program| program.is_file())
+    let can_be_executed = |program: &PathBuf| program.is_file() && access(program, Access::EXEC_OK).is_ok();
+    dirs.map(|dir| dir.join(name)).find(can_be_executed)
+}
+
+/// Returns a command for the program that [`find`] finds; starting it fails if there is none.
+pub(crate) fn command(name: &str) -> Command {
+    Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
 /// Runs a program until it exits, which must be successfully and within `timeout`; returns its output.
@@ -302,6 +309,7 @@ mod tests {
     fn programs_are_found() {
         assert!(find("sh").is_some_and(|path| path.ends_with("sh")));
         assert_eq!(find("no-such-program"), None);
+        assert!(Path::new("/etc/passwd").is_file() && find("/etc/passwd").is_none());
         let error = require(&["sh", "no-such-program"]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(require(&["sh"]).is_ok() && error.to_string().contains("no-such-program is missing"));

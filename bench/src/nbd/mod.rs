@@ -17,7 +17,6 @@ mod fio;
 mod server;
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use uzram::Result;
@@ -25,7 +24,7 @@ use uzram::units::pages_to_bytes;
 
 use crate::engine::ROUNDS;
 use crate::harness::corpus::{Corpus, Saved};
-use crate::harness::process::{require, run_to_end};
+use crate::harness::process::{self, require, run_to_end};
 use crate::harness::report::jobs_text;
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report};
@@ -71,7 +70,7 @@ pub fn run(options: &Options) -> Result<Report> {
 
 /// Copies the corpus to a server's disk.
 pub fn fill(server: &Server, corpus: &Path) -> Result<()> {
-    run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
+    run_to_end(process::command("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 
 /// Measures two servers in turn; returns 10^6 bytes a second of each round.
@@ -110,7 +109,7 @@ mod tests {
             let duration = Duration::from_millis(1500) * (1 << (seed - 3));
             let fio = Fio { rw: "randwrite", jobs: 2, duration, seed };
             assert!(fio.run(server.uri(), &corpus).unwrap() > 0.0);
-            let mut nbdcopy = Command::new("nbdcopy");
+            let mut nbdcopy = process::command("nbdcopy");
             run_to_end(nbdcopy.arg(server.uri()).arg(&copy), Duration::from_secs(60)).unwrap();
             let disk = load(&copy).unwrap();
             disk.pages().filter(|page| known.contains(page)).collect::<HashSet<_>>().len()

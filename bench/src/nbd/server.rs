@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use uzram::Result;
 
-use crate::harness::process::{Process, runtime_dir};
+use crate::harness::process::{self, Process, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -36,7 +36,7 @@ impl Server {
     /// Starts nbdkit's memory plugin with one of its allocators.
     pub fn nbdkit(allocator: &str, size_bytes: u64) -> Result<Server> {
         let dir = runtime_dir()?;
-        let mut command = Command::new("nbdkit");
+        let mut command = process::command("nbdkit");
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(dir.path().join("nbd.sock"));
         command.args(["memory", &size_bytes.to_string(), &format!("allocator={allocator}")]);
         Server::start(&mut command, dir)

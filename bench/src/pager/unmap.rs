@@ -6,6 +6,7 @@
 //! the same time. What they share is the kernel's zram. What the users of a pager share is the pager: its
 //! jobs are threads of one process with a region each.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -77,6 +78,16 @@ pub enum Owner {
     Kernel(&'static str),
     /// A pager's; the design of the pool's locks, if not the default.
     Pager(TrapKind, Option<&'static str>),
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Kernel(algorithm) => write!(f, "the kernel's zram with {algorithm}"),
+            Owner::Pager(trap, None) => write!(f, "a pager with {}", trap.name()),
+            Owner::Pager(trap, Some(design)) => write!(f, "a pager with {} and {design}", trap.name()),
+        }
+    }
 }
 
 /// `Unsupported` says why the kernel's side cannot be measured, as far as that can be told without a trial.
@@ -161,9 +172,11 @@ fn run(
                 // The kernel keeps some in the lists of each CPU.
                 if left > 256 + of / 10 {
                     let phase = phase.name();
-                    let what = format!(
-                        "{owner:?}, {phase}: {left} of {of} pages stay in memory: was a swap area switched off meanwhile?"
-                    );
+                    let question = match owner {
+                        Owner::Kernel(_) => ": was another swap area switched off meanwhile?",
+                        Owner::Pager(..) => "",
+                    };
+                    let what = format!("{owner}, {phase}: {left} of {of} pages stay in memory{question}");
                     return Err(unsupported(what));
                 }
             }

@@ -16,7 +16,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::block::PATIENCE;
 use crate::harness::io_error;
-use crate::harness::process::{require, run_to_end, temporary};
+use crate::harness::process::{self, require, run_to_end, temporary};
 pub(crate) use watched::{Watched, watch};
 
 /// Shell scripts whose arguments are a command to start the program with, or none.
@@ -170,8 +170,8 @@ impl Workload {
             Workload::Node => write("heap.js", include_str!("heap.js")),
             Workload::Jvm => {
                 write("Heap.java", include_str!("Heap.java"))?;
-                run_to_end(Command::new("javac").arg("-d").arg(dir).arg(dir.join("Heap.java")), PATIENCE)
-                    .map(drop)
+                let mut javac = process::command("javac");
+                run_to_end(javac.arg("-d").arg(dir).arg(dir.join("Heap.java")), PATIENCE).map(drop)
             }
         }
     }

@@ -10,6 +10,7 @@ mod zipf;
 use uzram::Result;
 
 use crate::harness::{Options, Report, unsupported};
+use overwrites::LIVE_PERCENT;
 use scratch::{Scratch, Sizes};
 
 /// Measures all of it. Same-filled pages are left out.
@@ -27,7 +28,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     // Each is a separate statement, at whose end its files are removed, before those of the next are made.
     written::measure(options, sizes.written_bytes, &scratch()?, &mut report)?;
-    overwrites::measure(options, sizes.overwritten_bytes, &scratch()?, &mut report)?;
+    overwrites::measure(options, sizes.overwritten_bytes, LIVE_PERCENT, &scratch()?, &mut report)?;
     zipf::measure(options, &sizes, &scratch()?, &mut report)?;
     Ok(report)
 }
@@ -50,8 +51,14 @@ mod tests {
     #[test]
     fn all_of_it_is_measured_and_the_files_go() {
         let dir = tempfile::tempdir().unwrap();
-        let report = run(&tiny(&dir)).unwrap();
+        let options = tiny(&dir);
+        let mut report = run(&options).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        // A file that is less full, in the test alone.
+        let corpus = options.load_corpus().unwrap().without_same_filled().unwrap();
+        let scratch = Scratch::new(dir.path(), &corpus, &options.algorithm).unwrap();
+        let file_bytes = Sizes::of(&options).overwritten_bytes;
+        overwrites::measure(&options, file_bytes, 70, &scratch, &mut report).unwrap();
         let of = |table: &str, row: &str, column| report.get(table, row, column).unwrap();
         let written = |column| of("writeback", "all pages", column);
         assert!(written("compressed MiB") < written("written MiB"), "{report}");
@@ -61,8 +68,10 @@ mod tests {
             None => println!("skipped: fio is missing"),
             Some(_) => assert!(written("/ fio") > 0.0, "{report}"),
         }
-        let overwritten = |column| of("random overwrites", "packed, 80 % live", column);
-        assert!((75.0..85.0).contains(&overwritten("live %")) && overwritten("moved MiB") > 0.0, "{report}");
+        let [less, packed] = ["packed, 70 % live", "packed, 80 % live"]
+            .map(|row| ["live %", "moved MiB"].map(|column| of("random overwrites", row, column)));
+        assert!((75.0..85.0).contains(&packed[0]) && packed[1] > 0.0, "{report}");
+        assert!(less[0] < packed[0] - 5.0 && less[1] < packed[1], "{report}");
         let zipf = |column| of("Zipf access to 4 x the limit", "limited", column);
         assert!((0.1..99.0).contains(&zipf("misses %")) && zipf("/ computed") > 0.0, "{report}");
     }

@@ -1,9 +1,9 @@
 //! Bytes written to a nearly full backing file while random pages are overwritten again and again: the
 //! compressed pages, and objects moved to make room for them.
 //!
-//! First, pages are written back until they take [`LIVE_PERCENT`] of the file. Then some are overwritten and
-//! written back, and so on. After three times the file's size has been written, the writes of one size more
-//! are counted.
+//! First, pages are written back until they take a share of the file ([`LIVE_PERCENT`]). Then some are
+//! overwritten and written back, and so on. After three times the file's size has been written, the writes of
+//! one size more are counted.
 
 use uzram::Result;
 
@@ -12,7 +12,7 @@ use crate::harness::report::{mib, quotient};
 use crate::harness::{Options, Report, SEED};
 
 /// The share of the file that live pages take.
-const LIVE_PERCENT: u64 = 80;
+pub(super) const LIVE_PERCENT: u64 = 80;
 /// The bytes written before counting, in units of the file's size.
 const SETTLED_AFTER: u64 = 3;
 /// Overwrites between two writebacks: the number of pages divided by this.
@@ -20,15 +20,16 @@ const BATCH_SHARE: usize = 32;
 /// The bytes of a packed page beyond its compressed bytes: a header, and alignment of the next one.
 const OVERHEAD_BYTES: f64 = 20.0;
 
-/// Measures one row.
+/// Measures one row, with live pages of such a share of the file.
 pub(super) fn measure(
     options: &Options,
     file_bytes: u64,
+    live_percent: u64,
     scratch: &Scratch<'_>,
     report: &mut Report,
 ) -> Result<()> {
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
-    let page_count = (((file_bytes * LIVE_PERCENT / 100) as f64 / page_bytes) as usize).max(1);
+    let page_count = (((file_bytes * live_percent / 100) as f64 / page_bytes) as usize).max(1);
     let mut pages = scratch.store(page_count, Some(scratch.file("overwritten", file_bytes)?))?;
     for batch in (0..page_count as u32).collect::<Vec<_>>().chunks(page_count.div_ceil(BATCH_SHARE)) {
         batch.iter().try_for_each(|page| pages.write(*page, *page))?;
@@ -53,7 +54,7 @@ pub(super) fn measure(
         ("moved MiB", mib(after.cleaned_bytes - before.cleaned_bytes)),
         ("written / compressed", quotient(written_bytes, compressed_bytes)),
     ];
-    report.row("random overwrites", &format!("packed, {LIVE_PERCENT} % live"), &cells);
+    report.row("random overwrites", &format!("packed, {live_percent} % live"), &cells);
     Ok(())
 }
 

@@ -274,6 +274,10 @@ fn is_part_of_name(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::repeat_n;
+
+    use uzram::random::Random;
+
     use super::*;
 
     const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 3 << 30 };
@@ -405,5 +409,201 @@ mod tests {
         assert!(evaluate(&format!("{:MAX_CHARS$}", "ram"), &MEMORY).is_ok());
         let error = evaluate(&"(".repeat(100_000), &MEMORY).expect_err("too long").to_string();
         assert!(error.len() < 100, "{error}");
+    }
+
+    const EXPRESSIONS: [&str; 13] = [
+        "min(ram / 2, 4G)",
+        "ram * 0.75 - (limit + 512MiB) / 3",
+        "max(min(limit, 8192k), 1536m, 4096B)",
+        "1.5g",
+        "((ram-limit))/4/2*1T",
+        "16777215T + 1T - 4096b",
+        "8191",
+        "min(ram / 2, 4096)",
+        "max(0, ram - 2G) + ram * (1 - 0.5)",
+        "ram / (limit - limit)",
+        "min(1,2,3,4,5,6,7,8,9)*max(1G)",
+        " 512M ",
+        "(((((((((((((((((((((((((((((((ram)))))))))))))))))))))))))))))))",
+    ];
+    const CHARS: &str = "0123456789.+-*/(),, ramlitnxkKMGTPBe_\t\u{a0}²é١";
+
+    /// Returns one of [`EXPRESSIONS`], mutated: often invalid, and sometimes too long or too deep.
+    fn random_text(random: &mut Random) -> String {
+        let other = |random: &mut Random| EXPRESSIONS[random.below(EXPRESSIONS.len())].chars();
+        let chars: Vec<char> = CHARS.chars().collect();
+        let mut text: Vec<char> = other(random).collect();
+        for _ in 0..random.below(6) {
+            let at = random.below(text.len() + 1);
+            let end = (at + 1 + random.below(16)).min(text.len());
+            let any = chars[random.below(chars.len())];
+            match random.below(9) {
+                0 => drop(text.drain(at..end)),
+                1 => drop(text.splice(at..end, [any])),
+                2 => text.extend_from_within(at..end),
+                3 => {
+                    text.truncate(at);
+                    text.extend(other(random).skip(end - at));
+                }
+                4 => {
+                    text.push(['+', '-', '*', '/'][random.below(4)]);
+                    text.extend(other(random));
+                }
+                5 => {
+                    text.insert(end, ')');
+                    text.insert(at, '(');
+                }
+                6 => {
+                    let depth = 1 + random.below(MAX_DEPTH + 2);
+                    drop(text.splice(..0, repeat_n('(', depth)));
+                    text.extend(repeat_n(')', depth));
+                }
+                7 => text.extend(repeat_n(' ', MAX_CHARS.saturating_sub(text.len()) + random.below(2))),
+                _ => text.insert(at, any),
+            }
+        }
+        text.into_iter().collect()
+    }
+
+    /// The value of a text is that of the naive evaluator; a rejection has a message; parentheses around the
+    /// whole text change nothing; a plain size with a unit is the same as elsewhere.
+    #[test]
+    fn values_are_those_of_a_naive_evaluator() {
+        let (mut valid, mut too_long, mut too_deep) = (0, 0, 0);
+        for seed in 0..50_000 {
+            let random = &mut Random::new(seed);
+            let memory = match random.below(2) {
+                0 => MEMORY,
+                _ => Memory { ram_bytes: random.next(), limit_bytes: random.next() >> 32 },
+            };
+            let text = random_text(random);
+            let taken = evaluate(&text, &memory);
+            if let Err(error) = &taken {
+                assert!(!error.to_string().is_empty(), "seed {seed}: {text:?}");
+            }
+            let (taken, chars, depth) = (taken.ok(), text.chars().count(), depth(&text));
+            if chars > MAX_CHARS {
+                assert_eq!(taken, None, "seed {seed}: {text:?}");
+                too_long += 1;
+                continue;
+            }
+            // The value is less than 2^64, in whole pages.
+            let size = |(bytes, is_size): (f64, bool)| {
+                (is_size && (4096.0..2f64.powi(64)).contains(&bytes)).then_some(bytes as u64 & !4095)
+            };
+            let value = naive(&text, &memory).and_then(size);
+            let expected = value.filter(|_| depth <= MAX_DEPTH);
+            assert_eq!(taken, expected, "seed {seed}: {text:?}");
+            valid += u32::from(taken.is_some());
+            too_deep += u32::from(taken != value);
+            if chars + 2 <= MAX_CHARS && depth < MAX_DEPTH && is_balanced(&text) {
+                let inside = evaluate(&format!("({text})"), &memory).ok();
+                assert_eq!(inside, taken, "seed {seed}: {text:?} in parentheses");
+            }
+            // Larger ones may be rounded.
+            let has_unit = text.trim_end().ends_with(char::is_alphabetic);
+            if let Some(bytes) = parse_size(&text).ok().filter(|bytes| bytes >> 53 == 0) {
+                let wanted = Some(bytes / 4096 * 4096).filter(|bytes| *bytes > 0 && has_unit);
+                assert_eq!(taken, wanted, "seed {seed}: {text:?}");
+            }
+        }
+        assert!(valid > 5000 && too_long > 5000 && too_deep > 100, "{valid} {too_long} {too_deep}");
+    }
+
+    fn depth(text: &str) -> usize {
+        let (mut depth, mut deepest) = (0usize, 0);
+        for c in text.chars() {
+            match c {
+                '(' => depth += 1,
+                ')' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            deepest = deepest.max(depth);
+        }
+        deepest
+    }
+
+    fn is_balanced(text: &str) -> bool {
+        let open = text.chars().try_fold(0usize, |depth, c| match c {
+            '(' => Some(depth + 1),
+            ')' => depth.checked_sub(1),
+            _ => Some(depth),
+        });
+        open == Some(0)
+    }
+
+    fn outside<'a>(text: &'a str, wanted: &'a [char]) -> impl Iterator<Item = usize> + 'a {
+        let mut depth = 0;
+        text.char_indices().filter_map(move |(at, c)| {
+            match c {
+                '(' => depth += 1,
+                ')' => depth -= 1,
+                _ => {}
+            }
+            (depth == 0 && wanted.contains(&c)).then_some(at)
+        })
+    }
+
+    /// Evaluates a text by splitting it at its weakest operator. Returns its value, and whether that is a
+    /// size and not a factor; `None` if it is invalid, a part of it is not a number, or sizes and factors
+    /// are added or compared.
+    fn naive(text: &str, memory: &Memory) -> Option<(f64, bool)> {
+        let text = text.trim();
+        for signs in [&['+', '-'], &['*', '/']] {
+            if let Some(at) = outside(text, signs).last() {
+                let ((left, of_left), (right, of_right)) =
+                    (naive(&text[..at], memory)?, naive(&text[at + 1..], memory)?);
+                let value = match &text[at..=at] {
+                    "+" | "-" if of_left != of_right => return None,
+                    "+" => left + right,
+                    "-" => left - right,
+                    "*" => left * right,
+                    _ => left / right,
+                };
+                return Some((value, of_left || of_right)).filter(|(value, _)| value.is_finite());
+            }
+        }
+        match text {
+            "ram" => return Some((memory.ram_bytes as f64, true)),
+            "limit" => return Some((memory.limit_bytes as f64, true)),
+            _ => {}
+        }
+        if let Some((before, inside)) = text.split_once('(') {
+            // Not `(1)(2)`.
+            let inside = inside.strip_suffix(')').filter(|inside| is_balanced(inside))?;
+            let choose: fn(f64, f64) -> f64 = match before.trim_end() {
+                "" => return naive(inside, memory),
+                "min" => f64::min,
+                "max" => f64::max,
+                _ => return None,
+            };
+            let mut start = 0;
+            let items = outside(inside, &[',']).chain([inside.len()]).map(|end| {
+                let item = naive(&inside[start..end], memory);
+                start = end + 1;
+                item
+            });
+            let items = items.collect::<Option<Vec<_>>>()?;
+            let is_size = items.iter().any(|(_, is_size)| *is_size);
+            let all_alike = items.iter().all(|item| item.1 == is_size);
+            let chosen = items.into_iter().map(|(value, _)| value).reduce(choose);
+            return chosen.filter(|_| all_alike).map(|value| (value, is_size));
+        }
+        naive_number(text)
+    }
+
+    /// Parses digits, maybe a fraction, or a unit, which makes it a size; 0 is a size, too.
+    fn naive_number(text: &str) -> Option<(f64, bool)> {
+        let digits = text.trim_end_matches(char::is_alphabetic);
+        let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
+        let plain = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let has_unit = digits.len() < text.len();
+        if !plain(whole) || !plain(fraction) || has_unit && digits.contains('.') {
+            return None;
+        }
+        // The unit alone is a size, if a one is put before it.
+        let unit = parse_size(&format!("1{}", &text[digits.len()..])).ok()?;
+        let number = digits.parse::<f64>().ok()?;
+        Some((number * unit as f64, has_unit || number == 0.0)).filter(|(value, _)| value.is_finite())
     }
 }

@@ -464,7 +464,7 @@ fn another_users_directory_names_nothing_of_roots() {
 #[test]
 fn whatever_happens_nothing_is_left_without_a_word() {
     let seed = crate::nbd::seed();
-    for round in 0..4 {
+    for round in 0..6 {
         let Some(place) = BlockPlace::alone("") else { return };
         let device = place.swap_on("--size 64M");
         let (dir, moved) = (place.dir(), place.root().join("moved"));

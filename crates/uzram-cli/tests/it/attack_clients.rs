@@ -129,7 +129,7 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     let place = Place::new();
     let daemon = place.up(&format!("--max-connections 1100 {LISTEN}"));
     let port = port(&daemon);
-    for round in 0..2 {
+    for round in 0..3 {
         let began = Instant::now();
         let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
         let (ready, done, place, port) = (&ready, &done, &place, &port);

@@ -428,6 +428,7 @@ fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
             &["uzram: --recompress-after 2h: --recompress zstd:1h"],
         ),
         ("up --high 101", 2, &["uzram: --high 101: '101' is no policy_high"]),
+        ("up --force", 2, &["uzram: --force: nothing to take"]),
         ("up --backing-force", 2, &["uzram: --backing-force: nothing to take: give --backing"]),
     ]);
 }

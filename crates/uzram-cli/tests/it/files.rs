@@ -169,7 +169,7 @@ fn random_operations_agree_with_a_model() {
     // Some pages leave memory and come back.
     let _daemon = place.up_mounted("8M", &format!("--mem-limit 3M --backing {}", place.path("cold:32M")));
     let disk = open(place.disk());
-    for seed in 1..=2u64 {
+    for seed in 1..=4u64 {
         let mut numbers = Random::new(seed);
         let mut random = |end: u64| numbers.below_u64(end);
         let mut model = vec![0u8; LEN as usize];
@@ -348,9 +348,9 @@ fn two_daemons_do_not_meet() {
 fn fio_finds_what_it_wrote_on_the_block_device() {
     let Some(place) = BlockPlace::needing("fio") else { return };
     let command = "fio --name=verify --filename=$device --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
-                   --bssplit=4k/60:64k/30:1m/10 --size=48M --norandommap=0 --verify=crc32c --verify_fatal=1 \
+                   --bssplit=4k/60:64k/30:1m/10 --size=96M --norandommap=0 --verify=crc32c --verify_fatal=1 \
                    --verify_state_save=0 --trim_percentage=10 --output=/dev/null";
-    place.run(&["up", "--size", "64M", "--attach", "--exec", command]).ok();
+    place.run(&["up", "--size", "128M", "--attach", "--exec", command]).ok();
     place.assert_clean();
 }
 

@@ -17,9 +17,11 @@ fn leaves(path: &[String]) -> Vec<Vec<String>> {
     let words: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
     let help = finish(bare_command(&words)).ok();
     let is_sibling = path.first().is_some_and(|name| SIBLINGS.contains(&name.as_str()));
+    let wanted = ["--json", "Example", &format!("uzram {}", path.join(" "))];
+    // Of `swap` only the commands have examples.
+    let is_complete = is_sibling || path == ["swap"] || wanted.iter().all(|words| help.contains(words));
+    assert!(is_complete, "{path:?}: {help}");
     let Some((_, listed)) = help.split_once("\nCommands:\n").filter(|_| !is_sibling) else {
-        let wanted = ["--json", "Example", &format!("uzram {}", path.join(" "))];
-        assert!(is_sibling || wanted.iter().all(|words| help.contains(words)), "{path:?}: {help}");
         return vec![path.to_vec()];
     };
     let names = listed.lines().take_while(|line| line.starts_with("  ")).filter_map(|line| {
@@ -117,11 +119,17 @@ fn every_command_prints_json_of_one_style() {
     }
     // Those that take more than a machine has everywhere.
     let elsewhere = ["attach", "swap on", "swap off", "recover", "reload", "backing sweep"];
-    for leaf in leaves(&[]) {
-        let leaf = leaf.join(" ");
+    let leaves = leaves(&[]);
+    for leaf in leaves.iter().map(|leaf| leaf.join(" ")) {
         let is_known = commands.iter().any(|command| command.join(" ").starts_with(&leaf));
         let is_tried = is_known || elsewhere.contains(&leaf.as_str()) || SIBLINGS.contains(&leaf.as_str());
         assert!(is_tried, "`uzram {leaf} --json` is not tried here");
+    }
+    // And the help lists all of them.
+    let elsewhere = elsewhere.iter().map(|command| command.words()[0]);
+    let tried = commands.iter().map(|command| command[0]).chain(elsewhere).chain(SIBLINGS);
+    for first in tried.filter(|first| cfg!(feature = "remote") || *first != "backing") {
+        assert!(leaves.iter().any(|leaf| leaf[0] == first), "`uzram --help` does not list {first}");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::common::*;
 const LIMIT_BYTES: u64 = 130 * MIB;
 const MEM_LIMIT: &str = "80M";
 /// What is written compresses to less than `MEM_LIMIT`, and is more than the rest of the cgroup.
-const COPIES: u64 = 10;
+const COPIES: u64 = 15;
 const SOURCE_BYTES: usize = 12 << 20;
 /// Whoever carries out a request for this place of the disk dies, if the daemon is told so.
 const DEADLY: u64 = 12 * MIB;

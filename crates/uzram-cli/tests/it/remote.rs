@@ -83,12 +83,13 @@ fn fio_verifies_though_a_master_is_killed() {
     // The node that the address names stays.
     let victim = cluster.nodes[2].id();
     let command = format!(
-        "(until {UZRAM} stat zram0 backing | grep -q 'pages_written_back ....'; do sleep 0.1; done; kill -KILL {victim}) & \
-         fio --name=verify --ioengine=nbd --uri=$uri --thread --iodepth=8 --rw=randwrite --bs=4k --size=2G --io_size=128M \
-         --verify=crc32c --verify_fatal=1 --verify_state_save=0 --buffer_compress_percentage=50 --refill_buffers \
+        "(until {UZRAM} stat zram0 backing | grep -q 'pages_written_back .....'; do sleep 0.1; done; \
+         kill -KILL {victim}) & fio --name=verify --ioengine=nbd --uri=$uri --thread --iodepth=8 \
+         --rw=randwrite --bs=4k --size=2G --io_size=512M --verify=crc32c --verify_fatal=1 \
+         --verify_state_save=0 --buffer_compress_percentage=50 --refill_buffers \
          --output=/dev/null && wait && {UZRAM} stat zram0 backing_state | grep '^lost 0$'"
     );
-    let mut up = place.command("up --size 2G --mem-limit 32M --copies 2 --backing");
+    let mut up = place.command("up --size 2G --mem-limit 128M --copies 2 --backing");
     up.arg(cluster.address()).args(["--exec", &command]);
     let said = collect_within(start(&mut up), FIO_WITHIN).ok();
     assert!(!said.contains("device is failing"), "{said}");

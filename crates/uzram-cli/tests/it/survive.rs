@@ -11,9 +11,9 @@ use crate::common::*;
 
 const PAGE: usize = 4096;
 /// Kills of a disk's processes in each of the runs here; `UZRAM_CRASH_ROUNDS` times as many in the long run.
-const DISK_KILLS: u64 = 25;
+const DISK_KILLS: u64 = 50;
 /// Kills while a program swaps.
-const SWAP_KILLS: u64 = 5;
+const SWAP_KILLS: u64 = 10;
 
 fn rounds() -> u64 {
     std::env::var("UZRAM_CRASH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)

@@ -1,7 +1,8 @@
 //! A backing with injected faults: for tests, and to try out how a device behaves when its disk fails.
 //!
 //! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the
-//! backing below; one that fails or waits has a thread of its own: its caller never calls a completion.
+//! backing below; one that fails or waits has a thread of its own, so that its caller calls no completion. If
+//! the system gives no thread, the transfer fails, and its caller does call the completion.
 //!
 //! Locks: two of class `backing queue`, for the faults and their random numbers, and for the threads. Neither
 //! is taken under the other.
@@ -180,7 +181,7 @@ impl<B: Send + Sync + 'static> FaultyBacking<B> {
     }
 
     /// Starts a transfer by `start`, with its faults. Its first byte is at `place` among all of the backing.
-    /// If the system gives no thread for the faults, it fails.
+    /// If the system gives no thread for the faults, it fails, and the completion is called here.
     fn start_at(
         &self,
         place: u64,

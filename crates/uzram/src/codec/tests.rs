@@ -267,7 +267,7 @@ fn real() -> Vec<(String, Page)> {
         let chosen = contents.chunks_exact(PAGE_SIZE).enumerate().step_by(step);
         chosen.map(|(i, page)| (format!("{what} page {i}"), page.try_into().unwrap())).collect::<Vec<_>>()
     };
-    let mut all = pages("program", program, 100);
+    let mut all = pages("program", program, 300);
     all.extend(pages("source", sources, 100));
     assert!(all.len() > 100, "too few real pages: {}", all.len());
     all
@@ -287,7 +287,7 @@ fn pages_come_back_as_they_were() {
 fn seeded_text_and_heap_pages_come_back() {
     for mut coder in Coder::all() {
         let random = &mut Random::new(SEED);
-        for round in 0..30 {
+        for round in 0..100 {
             let text = coder.assert_round_trip(&format!("text {round}"), &text_page(random));
             let heap = coder.assert_round_trip(&format!("heap {round}"), &heap_page(random));
             assert!(text.max(heap) < PAGE_SIZE * 3 / 4, "{}: text {text}, heap {heap} bytes", coder.name);

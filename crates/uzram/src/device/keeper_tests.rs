@@ -1,16 +1,10 @@
-//! Tests of who keeps what, and when. `tests/it/crash.rs` and the daemon's tests kill the process that has it.
+//! Tests of who keeps what, and when. `tests/it/keeper.rs` kills the process that has the device.
 
-use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::*;
 use crate::backing::{Engine, FaultyBacking, FileBacking, FileOptions};
-use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
-
-/// Statistics, which start anew or depend on it.
-const STATISTICS: &str =
-    "backing bd_stat classes io_stat lru mem_charged mem_chunks mem_fixed mem_used_max mm_stat policy";
 
 /// Duplicates of what it was given, and the name of what it was called for last.
 #[derive(Default)]
@@ -71,7 +65,7 @@ fn device(keeper: &Arc<Shelf>) -> Arc<Device> {
     device
 }
 
-fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<(Arc<Device>, Attached)> {
+fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<Arc<Device>> {
     let (memory, backing) = {
         let kept = keeper.kept();
         let memory = kept.memory.as_ref().expect("it is kept").try_clone().expect("a descriptor");
@@ -84,12 +78,8 @@ fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<(Arc<Device>, Attached)> {
         Err(_) => memory.into(),
     };
     // SAFETY: the device that had the memory was dropped.
-    unsafe { Device::attach(name, memory, backing, Arc::<Shelf>::clone(keeper), |_| ()) }
-}
-
-fn attributes(device: &Device) -> BTreeMap<&'static str, String> {
-    let rows = Device::attributes().iter().filter(|row| STATISTICS.split(' ').all(|name| name != row.name));
-    rows.filter_map(|row| Some((row.name, device.get(row.name).ok()?))).collect()
+    let attached = unsafe { Device::attach(name, memory, backing, Arc::<Shelf>::clone(keeper), |_| ()) };
+    attached.map(|(device, _)| device)
 }
 
 #[test]
@@ -168,7 +158,7 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     assert_eq!(keeper.calls(), ["keep"]);
     let wrong = attach("zram8", &keeper).map(drop).expect_err("it is the memory of another device");
     assert_eq!(wrong.kind(), ErrorKind::Invalid);
-    let (second, _) = attach("zram7", &keeper).expect("attached");
+    let second = attach("zram7", &keeper).expect("attached");
     assert_eq!(left(&second), had);
     assert!(second.counts().pages_backed > 0);
     let mut read = [0; 3 * PAGE_SIZE];
@@ -178,7 +168,7 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     second.set("writeback_limit", "1").expect("at any time");
     second.open().expect("initialised").write(0, &[4, 5].repeat(PAGE_SIZE)).expect("memory");
     drop(second);
-    let (third, _) = attach("zram7", &keeper).expect("attached again");
+    let third = attach("zram7", &keeper).expect("attached again");
     assert_eq!(left(&third).0, "1");
     let busy = NamedBacking::open(&path, HowToOpen::default()).map(drop).expect_err("the device has it");
     assert_eq!(busy.kind(), ErrorKind::Busy);
@@ -204,97 +194,4 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     assert_eq!(refused(other(), len_bytes), (ErrorKind::Busy, Some("backing_dev")));
     drop(lock);
     assert_eq!(resume(fd, len_bytes), Ok(()));
-}
-
-#[test]
-fn a_dropped_device_leaves_its_attributes_and_contents() {
-    const PAGES: u64 = 600;
-    let text = |page: u64| -> [u8; PAGE_SIZE] {
-        let mut random = Random::new(page);
-        let mut lines =
-            (0..).flat_map(|line| format!("line {line} of text, {}\n", random.below(1000)).into_bytes());
-        std::array::from_fn(|_| lines.next().expect("it has no end"))
-    };
-    let contents = |page: u64| {
-        let mut contents = [page as u8; PAGE_SIZE];
-        let noise = page as usize % 4 * 1300;
-        Random::new(page).fill(&mut contents[..noise]);
-        contents
-    };
-    let (keeper, directory) = (Shelf::new(), tempfile::tempdir().expect("a directory"));
-    let at = |name: &str| directory.path().join(name).to_str().expect("a path").to_owned();
-    let samples: Vec<_> = (0..64).map(text).collect();
-    std::fs::write(at("dictionary"), crate::codec::train(&samples, 4096).expect("text")).expect("ours");
-    let first = device(&keeper);
-    #[cfg(feature = "designs")]
-    for (name, value) in [
-        ("writeback_layout", "blocks"),
-        ("compressed_writeback", "0"),
-        ("chain_size", "8"),
-        ("pool_design", "class-indexed"),
-        ("lru_design", "single-lock"),
-        ("streams", "2"),
-        ("lru_pagevec", "3"),
-        ("run_cache_batch", "16"),
-    ] {
-        first.set(name, value).expect(name);
-    }
-    for (name, value) in [
-        ("comp_algorithm", format!("zstd:2,dict={}", at("dictionary")).as_str()),
-        ("recomp_algorithm", "algo=deflate:7 priority=1"),
-        ("recomp_algorithm", "algo=zstd priority=3"),
-        ("backing_dev", &format!("{}:8M", at("backing"))),
-        ("writeback_limit", "5000"),
-        ("writeback_limit_enable", "1"),
-        ("writeback_batch_size", "9"),
-        ("mem_limit", "64M"),
-        ("reserve", "4M"),
-        ("checksum", "1"),
-        ("reclaim", "zspages"),
-        ("policy_high", "70"),
-        ("policy_low", "60"),
-        ("writeback_budget", "64M/day"),
-        ("disksize", &(PAGES * PAGE_SIZE as u64).to_string()),
-        // At any time.
-        ("mem_limit", "80M"),
-        ("writeback_batch_size", "7"),
-        ("policy_low", "50"),
-        ("recompress_after", "9h"),
-        ("writeback_after", "8h"),
-        ("compact_threshold", "33"),
-        ("compact_rate", "9M"),
-    ] {
-        first.set(name, value).expect(name);
-    }
-    let disk = first.open().expect("initialised");
-    for page in 0..PAGES {
-        // The reserve is filled in the background.
-        while disk.write(page * PAGE_SIZE as u64, &contents(page)).is_err() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-    }
-    drop(disk);
-    first.set("recompress", "priority=1 max_pages=50").expect("memory");
-    first.set("idle", "all").expect("initialised");
-    first.set("writeback", "page_indexes=100-199").expect("room");
-    let left = |device: &Device| device.get("writeback_limit").expect("readable").parse::<u64>();
-    // Pages of one repeated byte stay.
-    assert!((4925..5000).contains(&left(&first).expect("a number")), "{:?}", left(&first));
-    first.set("writeback_limit_enable", "0").expect("at any time");
-    first.set("writeback_limit_enable", "1").expect("at any time");
-    let had = attributes(&first);
-    assert!(had.len() > 25, "{had:?}");
-    drop(first);
-    let (second, attached) = attach("zram7", &keeper).expect("attached");
-    assert_eq!((attached.pages, attached.pages_lost), (PAGES, 0));
-    assert_eq!(attributes(&second), had);
-    let disk = second.open().expect("initialised");
-    for page in 0..PAGES {
-        let mut read = [0; PAGE_SIZE];
-        disk.read(page * PAGE_SIZE as u64, &mut read).expect("sound");
-        assert!(read == contents(page), "page {page}");
-    }
-    // The device goes on as any other.
-    second.set("writeback", "page_indexes=200-249").expect("room");
-    assert_eq!(left(&second), Ok(4888));
 }

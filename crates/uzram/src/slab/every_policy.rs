@@ -7,9 +7,6 @@ macro_rules! for_every_policy {
             use super::$test;
 
             for_every_policy!(@policy $test, sheaves, Sheaves);
-            // Not under loom: the synchronization is the same.
-            #[cfg(not(loom))]
-            for_every_policy!(@policy $test, plain_sheaves, Plain<crate::slab::Sheaves>);
             #[cfg(feature = "designs")]
             mod freeze {
                 use super::$test;
@@ -18,16 +15,16 @@ macro_rules! for_every_policy {
                 for_every_policy!(@policy $test, on_partial, OnPartial);
                 for_every_policy!(@policy $test, unfreeze_first, UnfreezeFirst);
                 for_every_policy!(@policy $test, delayed, DelayedFreeze);
-                // One step stands for all: hardening is in what they share.
-                #[cfg(not(loom))]
-                for_every_policy!(@policy $test, plain_delayed, Plain<crate::slab::DelayedFreeze>);
             }
         }
     )+ };
-    (@policy $test:ident, $name:ident, $policy:ident $(<$hardened:ty>)?) => {
+    (@policy $test:ident, $name:ident, $policy:ident) => {
         #[test]
         fn $name() {
-            $test::<crate::slab::$policy $(<$hardened>)?>();
+            $test::<crate::slab::$policy>();
+            // Not under loom: the synchronization is the same.
+            #[cfg(not(loom))]
+            $test::<crate::slab::Plain<crate::slab::$policy>>();
         }
     };
 }

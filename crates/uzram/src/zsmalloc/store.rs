@@ -10,10 +10,10 @@ use super::raw::{LINE_BYTES, RawPool};
 use super::word::Cell;
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle. Fails with `Invalid` for another
-    /// length, `NoSpace` when the arena's limit is reached, `NoMemory` when the system gives no more. If `gfp`
-    /// forbids waiting, the latter two only mean that the allocation would have to wait. On an error nothing
-    /// is stored.
+    /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle. Fails with `Invalid` for
+    /// another length, `NoSpace` when the arena's limit is reached, `NoMemory` when the system gives no more.
+    /// If `gfp` forbids waiting, the latter two only mean that the allocation would have to wait. On an error
+    /// nothing is stored.
     #[inline]
     pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
         if bytes.is_empty() || bytes.len() > PAGE_SIZE {

@@ -4,7 +4,7 @@ use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind};
 use uzram::units::{PAGE_SIZE, Page};
 
 /// Pages per algorithm; the slow ones take a millisecond a page.
-const PAGES: u64 = 500;
+const PAGES: u64 = 2_000;
 
 /// Fills page `number`: the higher `number % 100`, the less it compresses.
 fn fill(page: &mut Page, number: u64) {

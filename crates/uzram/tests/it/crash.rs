@@ -21,7 +21,7 @@ type Page = [u8; PAGE_SIZE];
 /// What each page holds: a [`contents`] by its number. Others are holes.
 type Model = BTreeMap<u32, u64>;
 
-const PAGES: u32 = 512;
+const PAGES: u32 = 1024;
 /// Where the slots are in a store's memory; superblock and settings are before them.
 const SLOTS_AT: u64 = 16 << 20;
 /// Of these bytes a part is written.
@@ -161,29 +161,29 @@ fn base(builder: StoreBuilder, pages: u32, has_backing: bool) -> (Survivor, Mode
 type Operation = (&'static str, fn(&Store, &mut Model));
 
 const OPERATIONS: &[Operation] = &[
-    ("write a page", |store, model| write(store, model, 300, 1002)),
+    ("write a page", |store, model| write(store, model, 700, 1002)),
     ("overwrite a page", |store, model| write(store, model, 10, 1003)),
     ("overwrite a page by one word", |store, model| write(store, model, 11, 1000)),
     ("overwrite a page by one that does not compress", |store, model| write(store, model, 12, 1001)),
     ("overwrite a page of one word", |store, model| write(store, model, 16, 1006)),
     ("overwrite a page that does not compress", |store, model| write(store, model, 17, 1007)),
-    ("overwrite a page of the backing device", |store, model| write(store, model, 102, 1004)),
+    ("overwrite a page of the backing device", |store, model| write(store, model, 402, 1004)),
     ("write a part of a page", |store, model| {
         *model.get_mut(&20).unwrap() |= PATCHED;
         store.write_part(PageNo(20), PART.start, &[7; PART.end - PART.start], Wait::Yes).unwrap();
     }),
     ("discard a page", |store, model| discard(store, model, 14..15)),
     ("discard a page that does not compress", |store, model| discard(store, model, 9..10)),
-    ("discard a page of the backing device", |store, model| discard(store, model, 104..105)),
-    ("discard many pages", |store, model| discard(store, model, 0..200)),
+    ("discard a page of the backing device", |store, model| discard(store, model, 404..405)),
+    ("discard many pages", |store, model| discard(store, model, 0..400)),
     ("make a page zeros", |store, model| {
         model.insert(15, ZEROS);
         store.zero(PageNo(15));
     }),
     ("compact", |store, _| _ = store.compact()),
-    ("write pages back", |store, _| _ = store.write_back(&Writeback::of(150..190)).unwrap()),
+    ("write pages back", |store, _| _ = store.write_back(&Writeback::of(100..140)).unwrap()),
     ("read pages of the backing device, which return", |store, model| {
-        for page in (100..120).flat_map(|page| [page; 3]) {
+        for page in (400..420).flat_map(|page| [page; 3]) {
             assert!(holds(model, page, &read(store, page).unwrap()));
         }
     }),
@@ -213,7 +213,7 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
         .map(|design| (design.name(), recompressing("steps", PAGES).pool_design(design)));
     let others = designs.len() - 1;
     for (number, (design, builder)) in designs.into_iter().enumerate() {
-        let (survivor, before) = base(builder, 256, true);
+        let (survivor, before) = base(builder, 512, true);
         let is_wanted = |at: usize| number == 0 || rounds() > 1 || at % others == number - 1;
         let operations = OPERATIONS.iter().enumerate().filter(|(at, _)| is_wanted(*at));
         for (_, (name, operation)) in operations {
@@ -321,11 +321,11 @@ fn death_of_one_thread_and_then_of_the_other_leaves_old_contents_or_new_ones() {
         return;
     }
     let mut random = seeded();
-    let (survivor, model) = base(recompressing("threads", PAGES), 256, true);
+    let (survivor, model) = base(recompressing("threads", PAGES), 512, true);
     for round in 0..30 * rounds() {
         let (dead, journal) = (survivor.copy(), Journal::new(PAGES));
         model.iter().for_each(|(page, number)| journal.set(*page, *number));
-        let (number, others) = (1 + random.below(2000) as u64, random.below(500) as u64);
+        let (number, others) = (1 + random.below(6000) as u64, random.below(500) as u64);
         let seed = random.next();
         let (status, _) = in_child(|| {
             let (store, _) = attach(&dead);
@@ -348,7 +348,7 @@ fn processes_that_are_killed_lose_nothing() {
     let mut random = seeded();
     let mut longest = Duration::ZERO;
     for has_backing in [false, true] {
-        let (survivor, model) = base(recompressing("killed", PAGES), 256, has_backing);
+        let (survivor, model) = base(recompressing("killed", PAGES), 512, has_backing);
         let journal = Journal::new(PAGES);
         model.iter().for_each(|(page, number)| journal.set(*page, *number));
         for kill in 0..100 * rounds() {
@@ -357,7 +357,7 @@ fn processes_that_are_killed_lose_nothing() {
                 let (store, _) = attach(&survivor);
                 step_for_ever(&store, &journal, seed, has_backing);
             });
-            let status = kill_after(child, Duration::from_micros(random.below(12_000) as u64));
+            let status = kill_after(child, Duration::from_micros(random.below(30_000) as u64));
             assert_eq!(status, -libc::SIGKILL, "kill {kill}: the process had ended");
             let started = Instant::now();
             let (before, after) = journal.models();
@@ -377,7 +377,7 @@ fn processes_that_are_killed_lose_nothing() {
 /// one word, whose word was hit, it is one word.
 #[test]
 fn damage_is_refused_or_does_no_harm() {
-    const PAGES: u32 = 100;
+    const PAGES: u32 = 200;
     if !alone("crash::damage_is_refused_or_does_no_harm") {
         return;
     }

@@ -14,7 +14,7 @@ use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::random::Random;
 use uzram::units::{PAGE_SIZE, Page};
 
-const DISK_PAGES: u64 = (128 << 20) / PAGE_SIZE as u64;
+const DISK_PAGES: u64 = (256 << 20) / PAGE_SIZE as u64;
 const RESERVE_BYTES: u64 = 16 << 20;
 const THREADS: u64 = 3;
 /// Kinds of pages, by how well they compress.
@@ -117,7 +117,7 @@ fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
         failures += write(disk, number, &page);
         versions[number as usize] = 1;
     }
-    for _ in 0..DISK_PAGES / THREADS {
+    for _ in 0..3 * DISK_PAGES / THREADS {
         let number = random.below_u64(DISK_PAGES / THREADS) * THREADS + thread;
         let version = &mut versions[number as usize];
         let next = if *version > 200 { 1 } else { *version + 1 };

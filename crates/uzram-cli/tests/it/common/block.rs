@@ -3,9 +3,10 @@
 use super::*;
 use std::io::read_to_string;
 
-/// A file that tests with mounts and loop devices lock, shared. A test of swap areas, or of what a daemon
-/// finds of others, is alone: these are the machine's.
-const LOCK_FILE: &str = "uzram-block-tests.lock";
+/// How the name of a file begins that tests with mounts and loop devices lock, shared. A test of swap areas,
+/// or of what a daemon finds of others, is alone: these are the machine's. Each user has a file: another
+/// user's in a sticky directory cannot be opened with O_CREAT.
+const LOCK_FILE: &str = "uzram-block-tests";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
 pub fn unable() -> bool {
@@ -59,7 +60,8 @@ impl BlockPlace {
     }
 
     pub fn new(is_alone: bool) -> BlockPlace {
-        let lock = File::create(std::env::temp_dir().join(LOCK_FILE)).unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let lock = File::create(std::env::temp_dir().join(format!("{LOCK_FILE}-{user}.lock"))).unwrap();
         if is_alone { lock.lock() } else { lock.lock_shared() }.unwrap();
         remove_left_areas();
         let others = loop_devices(|file| file == Path::new(DETACHED)).into_iter().chain(active_areas());

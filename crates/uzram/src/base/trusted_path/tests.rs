@@ -57,7 +57,7 @@ fn a_tree_of_our_own_is_walked_as_the_kernel_walks_it() {
                 _ => drop(symlink(within(&mut random), &place)),
             }
         }
-        for _ in 0..100 {
+        for _ in 0..300 {
             let path = within(&mut random);
             println!("seed {seed}");
             agree(&path);

@@ -75,7 +75,7 @@ fn coders_share_a_dictionary_and_keep_it() {
                 assert!(coder.encoder.state_bytes() <= 2 * alone, "{name}: a dictionary for each encoder?");
                 scope.spawn(move || {
                     let random = &mut Random::new(SEED + seed as u64);
-                    for _ in 0..60 {
+                    for _ in 0..300 {
                         coder.assert_round_trip("text", &text_page(random));
                         coder.assert_round_trip("heap", &heap_page(random));
                     }

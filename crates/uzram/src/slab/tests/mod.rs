@@ -8,7 +8,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[cfg(debug_assertions)]
 mod errors;
 mod failures;
 mod model;

@@ -115,7 +115,7 @@ fn threads_agree_with_naive_models<D: PoolLocks>() {
 fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     const THREADS: u64 = 8;
     // ThreadSanitizer makes a step many times slower.
-    const STEPS: u64 = if cfg!(tsan) { 200 } else { 1000 };
+    const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };
     type Shared = Mutex<Option<(u32, Live)>>;
     let shared: Vec<Shared> = (0..64).map(|_| Mutex::new(&classes::SLOT, None)).collect();
     let done = AtomicBool::new(false);

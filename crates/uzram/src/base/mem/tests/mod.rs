@@ -198,8 +198,9 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Seeded events take, grow and free runs of two accounts, which share pages of the host; the counts agree with
-/// a list of live runs, the charge with the system's count of resident pages, and live runs keep their contents.
+/// Seeded events take, grow and free runs of two accounts, which share pages of the host; the counts agree
+/// with a list of live runs, the charge with the system's count of resident pages, and live runs keep their
+/// contents.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     let mut hides = 0;
