@@ -18,7 +18,7 @@ use crate::zsmalloc::{Attach, Location, Settled};
 use super::super::MAX_RECOMPRESSION;
 use super::super::slot::{Backed, Contents, Slots};
 use super::super::stats::Share;
-use super::super::writeback::Log;
+use super::super::writeback::log::Log;
 
 /// Pages of the slot table that a thread takes at a time.
 const UNIT_PAGES: usize = if cfg!(test) { 1 } else { 32 };

@@ -22,7 +22,7 @@ use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::PoolRegions;
 
 use super::super::slot::Slots;
-use super::super::writeback::ExtentTable;
+use super::super::writeback::extents::ExtentTable;
 use super::super::{Regions, StoreBuilder, address_bytes, pool_config};
 use super::attach::Progress;
 use super::settings;
