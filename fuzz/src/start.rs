@@ -104,7 +104,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
          streams = 'percpu'\npool-design = 'pinned'\nlru-design = 'batched'\ncompact-threshold = 10\n",
         "[a]\nreserve = '8M'\nmem-limit = '64M'\n[a.attributes]\nchecksum = true\npolicy_high = 90\ncompact_rate = '64M'\n",
         "[a]\nsize = 64\n[a]\nsawp = 1\n",
-        "[a]\nsize = ' max(min(limit, 8192k), (ram - 4G)) * 0.75 + 1T / 3'\nmem-limit = '((ram-limit))/4/2*1T'\n\
+        "[a]\nsize = ' max(min(limit, 8192k), (ram - 4G)) * 0.75 + 1T / 3'\n\
+         mem-limit = '((ram-limit))/4/2*1T'\n\
          reserve = 'min(ram, 1G) / (limit - limit)'\n",
         "backing = '/b:2G'\nhigh = 95\nlow = 90\nreclaim = 'zspages'\n[recompress]\nalgorithm = 'zstd'\nafter = '1m'\n\
          [writeback]\nafter = 9\nbudget = '1G/day'\nlayout = 'blocks'\ncompressed = false\nbatch_size = 7\n",

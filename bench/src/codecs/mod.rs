@@ -70,7 +70,8 @@ pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> R
         options.duration.as_secs_f64()
     ));
     report.note(
-        "same-filled pages are left out; pages that do not get smaller count as they are, and are not decompressed",
+        "same-filled pages are left out; pages that do not get smaller count as they are, and are not \
+         decompressed",
     );
     Ok(report)
 }

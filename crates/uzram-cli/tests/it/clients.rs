@@ -64,7 +64,8 @@ fn fio_verifies_what_it_wrote_whoever_is_there_besides() {
             for (offset, sizes) in [("0", "--bs=4k"), ("32M", "--bsrange=512-64k")] {
                 let (place, verify) = (&place, "--verify=crc32c --do_verify=1 --iodepth=16");
                 let options = format!(
-                    "--rw=randwrite {sizes} --size=24M --offset={offset} {verify} --buffer_compress_percentage=60"
+                    "--rw=randwrite {sizes} --size=24M --offset={offset} {verify} \
+                     --buffer_compress_percentage=60"
                 );
                 scope.spawn(move || place.fio(&options));
             }

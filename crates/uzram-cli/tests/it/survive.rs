@@ -354,7 +354,8 @@ fn a_command_and_its_status_outlive_them() {
     };
     let status = format!("'{UZRAM}' status");
     let command = format!(
-        "{status} | grep -q '^take-overs *0$' && {status} | grep -q '^files *none$' || exit 8; kill -9 $({status} | awk '/^worker/ {{ print $2 }}'); \
+        "{status} | grep -q '^take-overs *0$' && {status} | grep -q '^files *none$' || exit 8; \
+         kill -9 $({status} | awk '/^worker/ {{ print $2 }}'); \
          {status} | grep -q '^take-overs *1$' && exit 7"
     );
     let ended = exec(&command, &[]);
