@@ -1,4 +1,4 @@
-//! The thread that fills a store's reserve of memory ahead of need: see [`Arena::with_reserve`].
+//! The thread that fills a store's reserve of memory ahead of need: see [`Arena::with_reserve_in`].
 //!
 //! The thread does nothing else, because it may wait for the system for a long time. No other thread waits
 //! for it.
