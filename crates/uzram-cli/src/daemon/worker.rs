@@ -195,15 +195,10 @@ impl<'a> Worker<'a> {
         output::rendered(&started, Started::text)
     }
 
-    /// Tells that the devices are served: the user, for the first time, and the holder.
+    /// Tells that the devices are served: the holder, and the user, for the first time. The holder first: it
+    /// takes the death of a process that it has not heard of for a failed start, and who reads the text may
+    /// send a request that kills.
     fn announce(&self, text: Option<String>) -> Result<()> {
-        match text {
-            None => {}
-            // Standard output belongs to the command.
-            Some(text) if self.plan.exec.is_some() => live::note(&text),
-            // Serve even if standard output is closed.
-            Some(text) => drop(print(&text)),
-        }
         let name = self.plan.devices.first().map(|device| device.name.clone()).unwrap_or_default();
         let address = Address {
             runtime_dir: self.plan.runtime_dir.clone(),
@@ -213,8 +208,16 @@ impl<'a> Worker<'a> {
             name,
         };
         let status = format!("serving {} devices", self.devices.len());
-        let served = Request::Serving(Served { status, address });
-        self.home.ask(&served, &[]).context(|| "the holder")
+        let (for_user, for_terminal) = match text {
+            // Standard output belongs to the command, which the holder starts.
+            Some(text) if self.plan.exec.is_some() => (None, Some(text)),
+            text => (text, None),
+        };
+        for_terminal.iter().for_each(|text| live::note(text));
+        self.home.ask(&Request::Serving(Served { status, address }), &[]).context(|| "the holder")?;
+        // Serve even if standard output is closed.
+        for_user.iter().for_each(|text| drop(print(text)));
+        Ok(())
     }
 
     /// Waits until the command has ended, which the holder runs. Requests to end go to the command.
