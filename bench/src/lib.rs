@@ -22,4 +22,4 @@ pub mod swap;
 pub mod take_over;
 pub mod targets;
 pub mod user;
-pub mod workload;
+mod workload;

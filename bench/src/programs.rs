@@ -10,9 +10,7 @@ use uzram::codec::{Algorithm, Encoder, Kind, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 use uzram::{ErrorKind, Result};
 
-use crate::block::check_disk;
-use crate::block::swap::{self, in_turn_with};
-use crate::block::swap_area::Side;
+use crate::block::swap;
 use crate::codecs;
 use crate::engine::device::{self, Against, Bench};
 use crate::engine::{Comparison, Pattern, ROUNDS, recompression};
@@ -20,7 +18,6 @@ use crate::harness::corpus::processes::{self, Processes};
 use crate::harness::corpus::{self, Corpus};
 use crate::harness::options::{FEW_PAGES, MAX_REPEAT};
 use crate::harness::process::runtime_dir;
-use crate::harness::report::each;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source, lack_of_memory, unsupported};
 
 /// The program that is parked, and whose heap is swapped out.
@@ -28,7 +25,6 @@ const PYTHON: &str = "python";
 /// Pages of all programs together: with more, each program would no longer have about as many as the others.
 /// Python's are many beside what the pool's size classes take in part.
 const PROCESS_PAGES: usize = 2 * DEFAULT_CORPUS_PAGES;
-/// Pages of a parked Python: 1 GiB.
 const PARKED_PAGES: usize = (1 << 30) / PAGE_SIZE;
 /// Rounds of codecs for each one of the others: two codecs take a small part of a round's time.
 const CODEC_ROUNDS: usize = 5;
@@ -40,7 +36,6 @@ const RANDOM: &str = "random";
 const RANDOM_PAGES: usize = 1024;
 /// Fewer of [`WORDS`] are not measured.
 const LEAST_WORDS: usize = 64;
-/// The table of the algorithm's figures divided by lz4's.
 const PER_LZ4: &str = "memory / lz4";
 
 /// Runs all measurements that are possible here.
@@ -60,7 +55,6 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Measures all of it on some programs.
 fn measure(options: &Options, dir: &Path, programs: Option<&Processes>, report: &mut Report) -> Result<()> {
     let algorithm = Algorithm::from(Kind::Memory);
     let save = |name: &str, corpus: &Corpus| {
@@ -93,7 +87,12 @@ fn measure(options: &Options, dir: &Path, programs: Option<&Processes>, report: 
     let lz4 = |path: &Path| Options { algorithm: Kind::Lz4.into(), ..on(path) };
     let left_out = || unsupported(format!("{PYTHON} was left out"));
     let swapped = python.as_deref().ok_or_else(left_out);
-    report.part("swap-out", swapped.and_then(|path| swap_out(options, &algorithm, path)))?;
+    let swap_out = |path: &Path| {
+        let daemons = ["memory", "lz4"].map(|name| ["--algorithm", name]);
+        let daemons = daemons.each_ref().map(<[_; 2]>::as_slice);
+        swap::compare(options, path, "a Python heap in swap", ["memory", "lz4"], daemons)
+    };
+    report.part("swap-out", swapped.and_then(swap_out))?;
     let parked = large_python(options, dir, report)?.or(python).ok_or_else(left_out);
     report.part("a parked program", parked.and_then(|path| recompression::parked(&lz4(&path))))
 }
@@ -200,23 +199,6 @@ fn compare_codecs(
     }
     report.row(PER_LZ4, "lowest of a program", &[("ratio", lowest[0]), ("compress", lowest[1])]);
     Ok(())
-}
-
-/// Measures a heap of Python that is swapped out to areas with the algorithm and with lz4.
-fn swap_out(options: &Options, algorithm: &Algorithm, python: &Path) -> Result<Report> {
-    check_disk(options.uzram()?)?;
-    swap::check()?;
-    let mut report = Report::default();
-    let names = [algorithm.to_string(), Kind::Lz4.name().to_owned()];
-    let daemons = names.each_ref().map(|name| ["--algorithm", name.as_str()]);
-    let sides = daemons.each_ref().map(|daemon| Side::Uzram(daemon));
-    let turns = in_turn_with(options, python, sides)?;
-    for (name, figure) in &swap::FIGURES[..2] {
-        let [ours, of_lz4] = turns.each_ref().map(|turns| each(turns, *figure));
-        report.compared("a Python heap in swap", name, ["memory", "lz4"], [&ours, &of_lz4]);
-        report.ratio("a Python heap in swap", name, "speed", [&of_lz4, &ours]);
-    }
-    Ok(report)
 }
 
 #[cfg(test)]

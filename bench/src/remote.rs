@@ -88,7 +88,6 @@ struct Round {
     rows: [f64; 4],
     /// In no order, and in order.
     pages_per_s: [f64; 2],
-    /// The length of a page's object.
     object_bytes: usize,
 }
 
@@ -162,16 +161,8 @@ impl Server {
         drop(listener);
         let dir = tempfile::tempdir().map_err(failed)?;
         let mut command = process::command("redis-server");
-        command.args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+        command.args(["--save", "", "--appendonly", "no"]);
         let mut process = Process::start(command.arg("--dir").arg(dir.path()))?;
         process.wait_until("served", WITHIN, |_| {
             let mut ping = process::command("redis-cli");

@@ -2,7 +2,7 @@
 //! swap is on kernel zram; a program whose memory fits, beside plain mimalloc; and what starting costs.
 //!
 //! What the programs print must be the same everywhere. Their memory is looked at every 10 ms
-//! (`workload/watched.rs`): the anonymous part of it, which is what is managed, what is compressed, and the
+//! (`workload::watch`): the anonymous part of it, which is what is managed, what is compressed, and the
 //! rest that is not of files, against the limit.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
-use crate::block::cgroup::{Cgroup, LimitedCgroup};
+use crate::block::cgroup::Cgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::harness::process::temporary;
 use crate::harness::report::{each, mib};
@@ -21,7 +21,7 @@ use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::median;
 use crate::harness::{Options, Report, unsupported};
 use crate::pager::unmap::check_kernel;
-use crate::workload::{Amounts, Trial, Watched, Workload, watch};
+use crate::workload::{LIMITED, PYTHON, Trial, Watched, Workload, watch};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
 const ALGORITHM: &str = "lz4";
@@ -31,7 +31,6 @@ const STARTS: usize = 40;
 /// What Python's objects take where they fit, of what they take otherwise, and the least.
 const FITTING_SHARE: (u64, u64) = (5, 32);
 const LEAST_FITTING_MIB: u64 = 48;
-/// Where Debian and others have mimalloc.
 const MIMALLOC_DIRS: [&str; 4] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 const MIMALLOC: [&str; 2] = ["libmimalloc.so.3", "libmimalloc.so.2"];
@@ -53,8 +52,8 @@ pub fn run(options: &Options) -> Result<Report> {
     if let Err(error) = &kernel {
         report.note(format!("programs in less memory not compared with kernel zram: {error}"));
     }
-    for workload in Workload::LIMITED {
-        report.part(workload.name(), measure(options, uzram, workload, kernel.is_ok()))?;
+    for workload in LIMITED {
+        report.part(workload.name, measure(options, uzram, workload, kernel.is_ok()))?;
     }
     let ratios: Vec<f64> = report.column(TABLE, "ratio").collect();
     if !ratios.is_empty() {
@@ -68,47 +67,41 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Returns the words that start a command in less memory.
 fn limited_by_uzram(uzram: &Path, dir: &Path, limit_bytes: u64) -> Vec<String> {
     let spill = format!("{}:{}B", dir.display(), 4 * limit_bytes);
     let (limit, uzram) = (format!("{limit_bytes}B"), uzram.display().to_string());
     [uzram.as_str(), "run", "--limit", &limit, "--spill", &spill, "--"].map(str::to_owned).into()
 }
 
-fn amounts(options: &Options) -> Amounts {
-    options.amount(Amounts::default(), Amounts::small())
+fn amount(options: &Options, workload: &Workload) -> u64 {
+    options.amount(workload.amounts[0], workload.amounts[2])
 }
 
-fn measure(options: &Options, uzram: &Path, workload: Workload, with_kernel: bool) -> Result<Report> {
+fn measure(
+    options: &Options,
+    uzram: &Path,
+    workload: &'static Workload,
+    with_kernel: bool,
+) -> Result<Report> {
     workload.check()?;
     let mut report = Report::default();
-    let (amounts, name) = (amounts(options), workload.name());
-    let trial = Trial::new(workload, &amounts, &options.dir, PATIENCE, &options.stop)?;
+    let (amount, name) = (amount(options, workload), workload.name);
+    let trial = Trial::new(workload, amount, &options.dir, PATIENCE, &options.stop)?;
     let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
     let swap = with_kernel.then(|| KernelSwap::on(ALGORITHM, 4 * limit_bytes)).transpose()?;
     // Those that take minutes run once.
-    let rounds = if workload.is_long(&amounts) { 1 } else { options.rounds(ROUNDS) };
-    let mut raised = 0;
+    let rounds = if workload.is_long && !options.small { 1 } else { options.rounds(ROUNDS) };
     let cells = in_turn_by_jobs(rounds, &[1], if with_kernel { 2 } else { 1 }, &options.stop, |turn| {
         if turn.variant == 0 {
             return trial.run(&limited_by_uzram(uzram, trial.dir(), limit_bytes), "in less memory");
         }
-        let cgroup = LimitedCgroup::new(limit_bytes)?;
-        let in_cgroup = trial.run(&cgroup.words(), "in a cgroup");
-        raised += cgroup.raised();
-        in_cgroup
+        trial.run_in_cgroup(limit_bytes)
     })?;
     swap.map(KernelSwap::off).transpose()?;
     let seconds = |rounds: &[Watched]| each(rounds, |run| run.seconds);
     let uzram = &cells[0][0];
     let most = |figure: fn(&Watched) -> u64| mib(uzram.iter().map(figure).max().unwrap_or_default());
-    let limit_mib = mib(limit_bytes);
-    let plain = [
-        ("plain s", trial.plain.seconds),
-        ("peak MiB", mib(trial.plain.peak_bytes)),
-        ("limit MiB", limit_mib),
-    ];
-    report.row(TABLE, name, &plain);
+    trial.describe(TABLE, name, limit_bytes, &mut report);
     if let Some(kernel) = cells[0].get(1) {
         let sides = ["uzram s", "kernel zram s"];
         report.compared(TABLE, name, sides, [&seconds(uzram), &seconds(kernel)]);
@@ -116,11 +109,8 @@ fn measure(options: &Options, uzram: &Path, workload: Workload, with_kernel: boo
         report.rounds(TABLE, name, "uzram s", &seconds(uzram));
     }
     let anonymous_mib = most(|run| run.anonymous_bytes);
-    let memory = [("anonymous MiB", anonymous_mib), ("beyond limit MiB", anonymous_mib - limit_mib)];
+    let memory = [("anonymous MiB", anonymous_mib), ("beyond limit MiB", anonymous_mib - mib(limit_bytes))];
     report.row(TABLE, name, &memory);
-    if raised > 0 {
-        report.note(format!("{name}: the cgroup's limit was raised for a moment {raised} times"));
-    }
     Ok(report)
 }
 
@@ -131,21 +121,19 @@ fn mimalloc() -> Option<PathBuf> {
 
 /// Measures the time of a program whose memory fits, divided by that with plain mimalloc.
 fn fitting(options: &Options, uzram: &Path) -> Result<Report> {
-    Workload::Python.check()?;
+    PYTHON.check()?;
     let mimalloc = mimalloc().ok_or_else(|| unsupported("there is no libmimalloc"))?;
     let dir = temporary(&options.dir)?;
     let (part, of) = FITTING_SHARE;
-    let amounts = amounts(options);
-    let python_mib = (amounts.python_mib * part / of).max(LEAST_FITTING_MIB);
-    let amounts = Amounts { python_mib, ..amounts };
-    Workload::Python.prepare(dir.path(), &amounts)?;
-    let limit_bytes = 4 * (amounts.python_mib << 20);
+    let python_mib = (amount(options, &PYTHON) * part / of).max(LEAST_FITTING_MIB);
+    PYTHON.prepare(dir.path(), python_mib)?;
+    let limit_bytes = 4 * (python_mib << 20);
     let prefixes = [
         limited_by_uzram(uzram, dir.path(), limit_bytes),
         vec!["env".to_owned(), format!("LD_PRELOAD={}", mimalloc.display())],
     ];
     let [limited, plain] = in_turn(options.rounds(ROUNDS), &options.stop, |_, which| {
-        let mut command = Workload::Python.command(dir.path(), &amounts, &prefixes[which]);
+        let mut command = PYTHON.command(dir.path(), python_mib, &prefixes[which]);
         Ok(watch(&mut command, PATIENCE, || options.stop.load(Ordering::Relaxed))?.seconds)
     })?;
     let mut report = Report::default();
@@ -174,19 +162,19 @@ fn start_ms(options: &Options, uzram: &Path) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::{SORT, SQLITE};
 
     #[test]
     fn programs_print_the_same_each_time() {
         let dir = tempfile::tempdir().unwrap();
-        let amounts = Amounts { sort_bytes: 1 << 16, sqlite_rows: 1000, python_mib: 1, ..Amounts::small() };
-        for workload in [Workload::Sort, Workload::Sqlite, Workload::Python] {
+        for (workload, amount) in [(&SORT, 1 << 16), (&SQLITE, 1000), (&PYTHON, 1)] {
             if let Err(error) = workload.check() {
                 println!("left out: {error}");
                 continue;
             }
-            workload.prepare(dir.path(), &amounts).unwrap();
+            workload.prepare(dir.path(), amount).unwrap();
             let run = |prefix: &[String]| {
-                let mut command = workload.command(dir.path(), &amounts, prefix);
+                let mut command = workload.command(dir.path(), amount, prefix);
                 watch(&mut command, Duration::from_secs(60), || false).unwrap().printed
             };
             let printed = run(&[]);

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use uzram::Result;
 
-use crate::block::cgroup::LimitedCgroup;
 use crate::block::swap_area::{Side, SwapArea};
 use crate::block::{check_disk, check_kernel};
+use crate::harness::memory::named_count;
 use crate::harness::report::{each, mib};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, io_error, unsupported};
-use crate::workload::{Amounts, Trial, Workload};
+use crate::workload::{SWAPPED, Trial, Workload};
 
 const PATIENCE: Duration = Duration::from_secs(600);
 const LEAST_LIMIT_BYTES: u64 = 16 << 20;
@@ -34,14 +34,14 @@ const FAILED_WRITES: &str = "failed writes";
 
 /// Runs all programs that are installed, of those that are wanted.
 pub fn run(options: &Options) -> Result<Report> {
-    let names: Vec<&str> = Workload::SWAPPED.iter().map(|workload| workload.name()).collect();
+    let names: Vec<&str> = SWAPPED.iter().map(|workload| workload.name).collect();
     options.check(&names)?;
     check_disk(options.uzram()?)?;
     crate::block::swap::check()?;
     check_kernel()?;
     let mut report = Report::default();
-    for workload in Workload::SWAPPED.into_iter().filter(|workload| options.has(workload.name())) {
-        report.part(workload.name(), measure(options, workload))?;
+    for workload in SWAPPED.into_iter().filter(|workload| options.has(workload.name)) {
+        report.part(workload.name, measure(options, workload))?;
     }
     if report.figures.is_empty() {
         return Ok(report);
@@ -59,22 +59,17 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Measures a program.
-fn measure(options: &Options, workload: Workload) -> Result<Report> {
+fn measure(options: &Options, workload: &'static Workload) -> Result<Report> {
     workload.check()?;
     let mut report = Report::default();
-    let amounts = options.amount(Amounts::medium(), Amounts::small());
-    let trial = Trial::new(workload, &amounts, &options.dir, PATIENCE, &options.stop)?;
+    let amount = options.amount(workload.amounts[1], workload.amounts[2]);
+    let trial = Trial::new(workload, amount, &options.dir, PATIENCE, &options.stop)?;
     let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
-    let mut raised = 0;
     let turns: [Vec<[f64; 4]>; 3] = in_turn(options.rounds(ROUNDS), &options.stop, |_, side| {
         let area = SwapArea::on(options.uzram()?, SIDES[side].1, AREA_LIMITS * limit_bytes)?;
-        let cgroup = LimitedCgroup::new(limit_bytes)?;
         let before = swapped_pages()?;
-        let seconds = trial.run(&cgroup.words(), "in a cgroup")?.seconds;
+        let seconds = trial.run_in_cgroup(limit_bytes)?.seconds;
         let after = swapped_pages()?;
-        raised += cgroup.raised();
-        drop(cgroup);
         let failed_writes = area.off()? as f64;
         let page = rustix::param::page_size() as u64;
         let [mib_in, mib_out] = [0, 1].map(|at| mib((after[at] - before[at]) * page));
@@ -83,24 +78,15 @@ fn measure(options: &Options, workload: Workload) -> Result<Report> {
     let figures = |side: usize, at: usize| each(&turns[side], |turn| turn[at]);
     let kernel_s = figures(2, 0);
     for (side, (name, _)) in SIDES.into_iter().enumerate() {
-        let row = format!("{}, {name}", workload.name());
-        let cells = [
-            ("plain s", trial.plain.seconds),
-            ("peak MiB", mib(trial.plain.peak_bytes)),
-            ("limit MiB", mib(limit_bytes)),
-            (FAILED_WRITES, figures(side, 3).iter().sum()),
-        ];
-        report.row(TABLE, &row, &cells);
+        let row = format!("{}, {name}", workload.name);
+        trial.describe(TABLE, &row, limit_bytes, &mut report);
+        report.row(TABLE, &row, &[(FAILED_WRITES, figures(side, 3).iter().sum())]);
         for (at, column) in ["s", "MiB in", "MiB out"].into_iter().enumerate() {
             report.rounds(TABLE, &row, column, &figures(side, at));
         }
         if side < 2 {
             report.ratio(TABLE, &row, RATIO, [&figures(side, 0), &kernel_s]);
         }
-    }
-    if raised > 0 {
-        report
-            .note(format!("{}: the cgroups' limit was raised for a moment {raised} times", workload.name()));
     }
     Ok(report)
 }
@@ -109,24 +95,16 @@ fn measure(options: &Options, workload: Workload) -> Result<Report> {
 fn swapped_pages() -> Result<[u64; 2]> {
     let path = Path::new("/proc/vmstat");
     let vmstat = fs::read_to_string(path).map_err(|error| io_error(path, error))?;
-    Ok([number(&vmstat, "pswpin ")?, number(&vmstat, "pswpout ")?])
-}
-
-/// Returns the number of a line that begins with a name.
-fn number(text: &str, name: &str) -> Result<u64> {
-    let number = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    number.ok_or_else(|| unsupported(format!("the kernel has no count '{}'", name.trim())))
+    let count = |name: &str| {
+        named_count(&vmstat, name).ok_or_else(|| unsupported(format!("the kernel has no count '{name}'")))
+    };
+    Ok([count("pswpin")?, count("pswpout")?])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
-    fn counts_are_found_by_their_whole_name() {
-        let text = "pswpin_more 7\npswpin 12\nctxt 3\n";
-        assert_eq!(number(text, "pswpin ").unwrap(), 12);
-        assert!(number(text, "pswpout ").unwrap_err().to_string().contains("'pswpout'"));
-        assert!(swapped_pages().is_ok());
+    fn the_kernel_counts_pages() {
+        assert!(super::swapped_pages().is_ok());
     }
 }

@@ -9,7 +9,6 @@ use crate::harness::steps::Steps;
 use crate::pager::settings::Touched;
 use crate::pager::{fault, fitting, unmap, zipf};
 
-/// What such a process does.
 #[derive(Deserialize)]
 enum Job {
     Unmap(unmap::Job),

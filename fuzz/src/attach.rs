@@ -17,7 +17,6 @@ use crate::input::Input;
 
 const PAGES: u32 = 48;
 const MAX_CHANGES: usize = 32;
-/// Where the superblock's words are, and the settings.
 const WORD_BYTES: usize = 8;
 const SUPERBLOCK_BYTES: usize = 12 * WORD_BYTES;
 const SETTINGS_AT: u64 = 12288;

@@ -73,7 +73,6 @@ fn refused<T>(error: &Error) -> Option<T> {
     None
 }
 
-/// Returns the compressed page, if it fits `room_bytes`.
 fn encode(encoder: &mut Encoder, page: &Page, room_bytes: usize) -> Option<Vec<u8>> {
     let mut out = vec![CANARY; room_bytes + 64];
     let (room, beyond) = out.split_at_mut(room_bytes);

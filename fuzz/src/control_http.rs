@@ -59,7 +59,6 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// Parses a response; returns its status.
 fn check(response: &[u8]) -> u16 {
     let text = str::from_utf8(response).expect("a response is text");
     let (head, body) = text.split_once("\r\n\r\n").expect("a response has a head");

@@ -87,7 +87,6 @@ struct Kernel {
     answered: Option<(Vec<u8>, Reply)>,
 }
 
-/// The error of a reply, and its data.
 type Reply = (i32, Vec<u8>);
 
 fn request(opcode: u32, unique: u64, nodeid: u64, body: &[u8]) -> Vec<u8> {
@@ -167,7 +166,6 @@ impl Kernel {
         Some((error, data.to_vec()))
     }
 
-    /// Sends a whole request, which waits for its reply.
     fn ask(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> Reply {
         let unique = self.next_unique();
         self.send(&request(opcode, unique, nodeid, body)).expect("a reply")
@@ -383,4 +381,88 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     ];
     seeds.extend(OTHERS.iter().enumerate().map(|(at, _)| vec![14, at as u8, 1, 1, 24]));
     seeds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EINVAL: i32 = 22;
+    const ENXIO: i32 = 6;
+    const SEEK_SET: u64 = 0;
+    const SEEK_DATA: u64 = 3;
+    const SEEK_HOLE: u64 = 4;
+
+    fn kernel() -> Kernel {
+        Kernel::new(Exports::new([Device::builder(NAME).build(DISK_BYTES as u64).expect("memory")]))
+    }
+
+    fn open(kernel: &mut Kernel, name: &'static str, mode: u64) -> (u64, u64) {
+        let directory = kernel.look_up(ROOT, NAME).expect("the device is there");
+        let ino = kernel.look_up(directory, name).expect("the file is there");
+        let (error, opened) = kernel.ask(OPEN, ino, &words(&[mode]));
+        assert_eq!(error, 0);
+        (ino, u64_at(&opened, 0))
+    }
+
+    fn read(kernel: &mut Kernel, (ino, handle): (u64, u64), offset: u64) -> String {
+        let (error, text) = kernel.ask(READ, ino, &words(&[handle, offset, 4096, 0, 0]));
+        assert_eq!(error, 0);
+        String::from_utf8(text).expect("a text")
+    }
+
+    fn write(kernel: &mut Kernel, (ino, handle): (u64, u64), offset: u64, data: &[u8]) -> Result<u64, i32> {
+        let head = words(&[handle, offset, data.len() as u64, 0, 0]);
+        let (error, reply) = kernel.ask(WRITE, ino, &[&head, data].concat());
+        if error == 0 { Ok(u64_at(&reply, 0)) } else { Err(error) }
+    }
+
+    #[test]
+    fn an_attribute_is_read_anew_from_its_start_and_set_at_any_offset() {
+        let kernel = &mut kernel();
+        let file = open(kernel, "mem_limit", 2);
+        assert_eq!(read(kernel, file, 0), "0\n");
+        // After a read, at the end that the file shows, and far behind.
+        for (offset, value) in [(2, "8M"), (4096, "16M"), (u64::MAX / 2, "32M\n"), (0, "64M")] {
+            assert_eq!(write(kernel, file, offset, value.as_bytes()), Ok(value.len() as u64));
+            let bytes = uzram::units::parse_size(value.trim()).expect("a size");
+            assert_eq!(read(kernel, file, 0), format!("{bytes}\n"), "of the same open file");
+        }
+        // The rest is of the same text, although the value has changed.
+        kernel.exports.devices()[0].set("mem_limit", "9M").expect("at any time");
+        assert_eq!(read(kernel, file, 3), "08864\n");
+        assert_eq!((read(kernel, file, 9), read(kernel, file, 0)), (String::new(), "9437184\n".to_owned()));
+        // In the next life, too.
+        kernel.begin_life();
+        assert_eq!((read(kernel, file, 3), write(kernel, file, 8, b"1M")), ("7184\n".to_owned(), Ok(2)));
+        assert_eq!(read(kernel, file, 0), "1048576\n");
+        const E2BIG: i32 = 7;
+        for (data, error) in [(&b"much"[..], EINVAL), (b"\xff", EINVAL), (&[b' '; 65537], E2BIG)] {
+            assert_eq!(write(kernel, file, 0, data), Err(error));
+        }
+        assert_eq!(read(kernel, file, 0), "1048576\n");
+        // A device that was removed has no attributes.
+        const ESTALE: i32 = 116;
+        kernel.exports.remove(NAME).expect("no disk is open");
+        assert_eq!(write(kernel, file, 0, b"1M"), Err(ESTALE));
+    }
+
+    #[test]
+    fn an_attribute_has_no_holes() {
+        let kernel = &mut kernel();
+        let mut seek = |name, offset, whence| {
+            let (ino, handle) = open(kernel, name, 0);
+            let (error, found) = kernel.ask(LSEEK, ino, &words(&[handle, offset, whence]));
+            if error == 0 { Ok(u64_at(&found, 0)) } else { Err(error) }
+        };
+        for offset in [0, 5, 4095] {
+            assert_eq!(seek("mm_stat", offset, SEEK_DATA), Ok(offset));
+            assert_eq!(seek("mm_stat", offset, SEEK_HOLE), Ok(4096));
+        }
+        for whence in [SEEK_DATA, SEEK_HOLE] {
+            assert_eq!(seek("mm_stat", 4096, whence), Err(ENXIO));
+            assert_eq!(seek("block_state", 0, whence), Err(ENXIO), "it shows no size");
+        }
+        assert_eq!(seek("mm_stat", 0, SEEK_SET), Err(EINVAL));
+    }
 }

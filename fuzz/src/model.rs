@@ -38,7 +38,6 @@ impl Model {
         Model { bytes: vec![0; size_bytes], pages: vec![Page::EMPTY; pages], has_backing }
     }
 
-    /// Resets the disk to never written.
     pub fn clear(&mut self) {
         self.bytes.fill(0);
         self.pages.fill(Page::EMPTY);
@@ -54,7 +53,6 @@ impl Model {
         Some(offset as usize..end as usize)
     }
 
-    /// Notes a write that succeeded.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let range = offset as usize..offset as usize + data.len();
         self.write_zeroes_allocated(range.clone());

@@ -32,7 +32,6 @@ const OTHER_SIZE_BYTES: u64 = 4 << 10;
 const MAX_OPTIONS: usize = 256;
 const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// State kept from one input to the next.
 struct Bench {
     /// Without and with a size for `zram1`.
     exports: [Exports; 2],
@@ -121,7 +120,6 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     assert_eq!(bench.users(), users, "nobody has a device open when the session is over");
 }
 
-/// How a handshake ends.
 enum End {
     /// An export is chosen, or TLS starts.
     GoesOn,
@@ -223,7 +221,6 @@ impl Session<'_> {
         violation
     }
 
-    /// Takes the next reply; returns its type and its data.
     fn any_reply(&mut self, asked: u32) -> (u32, Vec<u8>) {
         let (kind, data) = self.heard.option_reply(asked);
         let in_words = str::from_utf8(&data).is_ok_and(|text| !text.is_empty());
@@ -231,7 +228,6 @@ impl Session<'_> {
         (kind, data)
     }
 
-    /// Takes the next reply, which must be of this type.
     fn expect(&mut self, asked: u32, kind: u32) -> Vec<u8> {
         let (told, data) = self.any_reply(asked);
         assert_eq!(told, kind, "option {asked}");
@@ -299,17 +295,14 @@ impl Session<'_> {
     /// Checks both context options; returns the device, and whether any context was selected, if it succeeds.
     fn meta_contexts(&mut self, asked: u32, data: &[u8]) -> Option<(usize, bool)> {
         let split = split_queries(data).filter(|_| self.headers.is_some());
-        let Some((name, queries)) = split else {
-            self.expect(asked, reply::ERR_INVALID);
-            return None;
+        let mut refused = |kind| {
+            self.expect(asked, kind);
+            None
         };
-        let Some(device) = Self::find(name) else {
-            self.expect(asked, reply::ERR_UNKNOWN);
-            return None;
-        };
+        let Some((name, queries)) = split else { return refused(reply::ERR_INVALID) };
+        let Some(device) = Self::find(name) else { return refused(reply::ERR_UNKNOWN) };
         if !queries.iter().all(|query| query.contains(&b':')) {
-            self.expect(asked, reply::ERR_INVALID);
-            return None;
+            return refused(reply::ERR_INVALID);
         }
         let lists = asked == option::LIST_META_CONTEXT;
         let mut any = false;
@@ -328,7 +321,6 @@ impl Session<'_> {
     }
 }
 
-/// Returns the name and the kinds of information, if the lengths are valid.
 fn split_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = data.split_first_chunk::<4>()?;
     let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
@@ -336,7 +328,6 @@ fn split_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
     (kinds.len() == 2 * usize::from(u16::from_be_bytes(*count))).then_some((name, kinds))
 }
 
-/// Returns the name and the queries, if the lengths are valid.
 fn split_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let (len, rest) = data.split_first_chunk::<4>()?;
     let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;

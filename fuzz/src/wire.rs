@@ -6,21 +6,14 @@ pub(crate) struct Wire<'a> {
     said: &'a [u8],
     /// The most bytes that one read returns, so that messages are torn; at least 1.
     most_bytes: usize,
-    /// What the server sent.
     pub heard: Vec<u8>,
 }
 
 impl<'a> Wire<'a> {
     /// Makes a client that sends `said`; `tear` 0 leaves its messages whole.
     pub fn new(said: &'a [u8], tear: u8) -> Self {
-        Self::hearing(said, tear, Vec::new())
-    }
-
-    /// As [`Wire::new`], keeping what is received in `heard`, emptied first.
-    pub fn hearing(said: &'a [u8], tear: u8, mut heard: Vec<u8>) -> Self {
         let most_bytes = if tear == 0 { usize::MAX } else { usize::from(tear) };
-        heard.clear();
-        Wire { said, most_bytes, heard }
+        Wire { said, most_bytes, heard: Vec::new() }
     }
 }
 

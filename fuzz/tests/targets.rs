@@ -99,7 +99,6 @@ tests! {
     start: 3000,
 }
 
-/// Runs all targets on empty inputs and long ones of one byte.
 #[test]
 fn dull_inputs() {
     for target in TARGETS {

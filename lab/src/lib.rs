@@ -3,6 +3,10 @@
 //! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of
 //! others that stand beside ours, [`report`] makes one page of all tables, [`locks`] shows the locks that a
 //! table takes, and [`scale`] says how many CPUs saturate them.
+//!
+//! Of errors, `Invalid` names an option, or lists the names that there are; `Unsupported` says what this
+//! system lacks; `Corrupt` is what does not read back as it was written, or is left over; `NoMemory` and
+//! `NoSpace` mean too little memory; `Busy` is an interruption.
 
 pub mod published;
 pub mod experiment;
@@ -16,6 +20,7 @@ pub mod unmap;
 pub mod tables;
 pub mod scale;
 pub mod locks;
+pub mod out_file;
 pub mod report;
 #[cfg(test)]
 mod worked_example;

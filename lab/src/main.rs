@@ -1,9 +1,6 @@
 //! The program `uzram-lab`, which `uzram lab` runs: its command line.
 
 use std::fmt::Display;
-use std::fs::{self, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,6 +12,7 @@ use uzram_bench::harness::{Source, command, process, to_json};
 use uzram_bench::user;
 use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series};
 use uzram_lab::locks::{self, LocksArgs};
+use uzram_lab::out_file::OutFile;
 use uzram_lab::report::{self, ReportOptions};
 use uzram_lab::scale;
 use uzram_lab::tables::{self, TABLES};
@@ -136,7 +134,6 @@ fn list() -> Result<String> {
     Ok(text)
 }
 
-/// Describes which designs are compared with which.
 fn designs(designs: &Designs) -> String {
     let mut text = format!("{} against {}", designs.after, designs.before.join(", "));
     if !designs.beyond.is_empty() {
@@ -190,7 +187,8 @@ impl Measuring {
         report: impl Fn(&Series) -> Result<R>,
     ) -> Result<()> {
         self.tables.iter().try_for_each(|table| check(table))?;
-        let json = self.json.as_deref().map(JsonFile::create).transpose()?;
+        let named = |error: Error| error.with_setting("--json");
+        let json = self.json.as_deref().map(OutFile::create).transpose().map_err(named)?;
         let mut lines = String::new();
         // The file is written even if standard output is closed.
         let mut printed = Ok(());
@@ -202,15 +200,15 @@ impl Measuring {
                 printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
             lines += &format!("{}\n", to_json(&report));
         }
-        json.map_or(Ok(()), |json| json.write(&lines))?;
+        json.map_or(Ok(()), |json| json.write(&lines)).map_err(named)?;
         printed
     }
 }
 
 fn write_report(options: &ReportOptions) -> Result<()> {
-    let written = report::run(options, command_line(&options.dir), &process::stop_flag()?)?;
-    command::print(&written.text)?;
-    written.outcome
+    let (text, outcome) = report::run(options, command_line(&options.dir), &process::stop_flag()?)?;
+    command::print(&text)?;
+    outcome
 }
 
 /// Returns the command of a report as it is typed into a shell, without the place of the report.
@@ -233,50 +231,4 @@ fn of_run(table: &str, error: &Error) -> Error {
         kind => kind,
     };
     Error::new(kind, format!("{table}: {error}"))
-}
-
-/// The file that `--json` names. An existing file is replaced atomically when everything has been measured: a
-/// reader finds the old figures or all of the new ones.
-struct JsonFile<'a> {
-    path: &'a Path,
-    target: Target,
-}
-
-enum Target {
-    /// A new file beside the one that it will replace.
-    Replacing(tempfile::NamedTempFile, PathBuf),
-    /// A pipe or a device, which can only be written to.
-    Open(fs::File),
-}
-
-impl<'a> JsonFile<'a> {
-    fn create(path: &'a Path) -> Result<JsonFile<'a>> {
-        let create = || -> io::Result<Target> {
-            // Replace the target of a symbolic link, not the link.
-            let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            if fs::metadata(&real).is_ok_and(|metadata| !metadata.is_file()) {
-                return fs::OpenOptions::new().write(true).open(&real).map(Target::Open);
-            }
-            let dir = real.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let file =
-                tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
-            Ok(Target::Replacing(file, real))
-        };
-        create().map(|target| JsonFile { path, target }).map_err(|error| failed(path, &error))
-    }
-
-    fn write(self, text: &str) -> Result<()> {
-        let write = match self.target {
-            Target::Open(mut file) => file.write_all(text.as_bytes()),
-            Target::Replacing(mut file, real) => file
-                .write_all(text.as_bytes())
-                .and_then(|()| file.persist(real).map(drop).map_err(|error| error.error)),
-        };
-        write.map_err(|error| failed(self.path, &error))
-    }
-}
-
-fn failed(path: &Path, error: &io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot write the figures to '{}': {error}", path.display()))
-        .with_setting("--json")
 }

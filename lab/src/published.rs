@@ -19,7 +19,6 @@ static PARTS: LazyLock<BTreeMap<String, Part>> =
         Err(error) => panic!("lab/published.toml: {error}"),
     });
 
-/// What one author published.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Part {
@@ -47,7 +46,6 @@ pub struct Source {
     pub note: Option<String>,
 }
 
-/// Figures of one kind.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Figures {
@@ -110,18 +108,11 @@ pub struct Published {
     pub ratio: f64,
 }
 
-/// Returns the part of that name.
-///
-/// # Panics
-/// There is none: a mistake in the source tree.
 fn part(name: &str) -> &'static Part {
     PARTS.get(name).unwrap_or_else(|| panic!("lab/published.toml has no part {name}"))
 }
 
 /// Returns the source of a part.
-///
-/// # Panics
-/// There is no part of that name.
 pub fn source(name: &str) -> &'static Source {
     &part(name).source
 }

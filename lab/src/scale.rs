@@ -1,11 +1,5 @@
-//! What two measured numbers say of more CPUs: for how long an operation holds a lock, and how long it takes
-//! besides.
-//!
-//! One job measures both. While a CPU does an operation, it holds the lock for a part of that time; so many
-//! CPUs that these parts make a whole *saturate* the lock, and beyond them operations end no faster than one
-//! for each time that the lock is held. That is a bound, not a prediction: waiting, cache lines that move
-//! between CPUs, and all else that CPUs share make speeds less. Where there are several locks of a kind, used
-//! equally, it holds for all together.
+//! What two measured numbers say of more CPUs (docs/lab/scale.md): for how long an operation holds a lock,
+//! and how long it takes besides. One job measures both.
 
 use std::fmt;
 
@@ -56,18 +50,12 @@ pub struct ScaleReport {
 }
 
 /// Measures a table with one job, and reports on its locks. The options' numbers of jobs are not used.
-///
-/// # Errors
-/// Those of [`check`]; any other error is of a design that could not be measured.
 pub fn measure(table: &Series, options: &LabOptions) -> Result<ScaleReport> {
     let options = check(table, options)?;
     Ok(ScaleReport::new(table, &experiment::run(table, &options)?.rows))
 }
 
 /// Returns how the table is measured.
-///
-/// # Errors
-/// `Invalid`: the table measures no hold time, or an option does not fit it.
 pub fn check(table: &Series, options: &LabOptions) -> Result<LabOptions> {
     if table.locks.is_empty() {
         let known = TABLES.iter().filter(|table| !table.locks.is_empty()).map(|table| table.name);
@@ -78,17 +66,20 @@ pub fn check(table: &Series, options: &LabOptions) -> Result<LabOptions> {
     options.estimate(table).map(|_| options)
 }
 
+/// What the columns mean.
+const LEGEND: &str = "held: CPU time, ns, with the lock held, reading the clock included; between: \
+    without; locks: how many of the kind are used equally; CPUs: so many have them held all the time; most: \
+    millions a second then, and with more CPUs; at most: times the work of one CPU, before and after, with \
+    as many CPUs as tasks. Bounds, no predictions: waiting and moving cache lines make speeds less";
+
 impl ScaleReport {
     /// Makes a report of rows, of which those with one job count.
     pub fn new(table: &Series, rows: &[Row]) -> ScaleReport {
         let mut locks = Vec::new();
         for (case, _) in table.cases {
-            for (design, lock) in (table.designs)()
-                .all()
-                .iter()
-                .flat_map(|design| table.locks.iter().map(move |lock| (design, lock)))
-            {
-                locks.extend(Saturation::of(table, rows, case, design, lock));
+            for design in (table.designs)().all() {
+                let of = |lock| Saturation::of(table, rows, case, &design, lock);
+                locks.extend(table.locks.iter().filter_map(of));
             }
         }
         let published = table.cases.iter().flat_map(|(case, _)| beside(table, case, &locks)).collect();
@@ -109,15 +100,6 @@ impl ScaleReport {
         ];
         tables.retain(|(_, table)| !table.is_empty());
         tables
-    }
-
-    /// Returns what the columns mean.
-    pub fn legend() -> String {
-        "held: CPU time, ns, with the lock held, reading the clock included; between: without; locks: how many of the \
-         kind are used equally; CPUs: so many have them held all the time; most: millions a second then, and with \
-         more CPUs; at most: times the work of one CPU, before and after, with as many CPUs as tasks. Bounds, no \
-         predictions: waiting and moving cache lines make speeds less"
-            .to_owned()
     }
 
     fn locks_table(&self) -> Table {
@@ -157,7 +139,7 @@ impl fmt::Display for ScaleReport {
             write!(f, "\n{heading}\n{table}")?;
         }
         writeln!(f)?;
-        wrap(f, &ScaleReport::legend())
+        wrap(f, LEGEND)
     }
 }
 

@@ -19,9 +19,6 @@ pub static TABLES: [&Series; 9] = [
 ];
 
 /// Returns the table with that name.
-///
-/// # Errors
-/// `Invalid`, with the existing names.
 pub fn table(name: &str) -> Result<&'static Series> {
     TABLES.into_iter().find(|table| table.name == name).ok_or_else(|| {
         let names: Vec<_> = TABLES.iter().map(|table| table.name).collect();

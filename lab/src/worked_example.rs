@@ -4,12 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns a path in the source tree.
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
 }
 
-/// Returns the changes that CONTRIBUTING.md shows.
 fn changes() -> Vec<String> {
     let text = fs::read_to_string(root("CONTRIBUTING.md")).unwrap();
     let block = |rest: &str| rest.split_inclusive('\n').take_while(|line| *line != "```\n").collect();

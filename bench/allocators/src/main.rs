@@ -13,21 +13,19 @@ mod measured;
 mod memory;
 mod peers;
 mod ring;
-mod slab;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::report::text;
-use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
+use uzram_bench::harness::rounds::{Experiment, Plan, RoundOptions, Sample, Values, measure_case};
 use uzram_bench::harness::stats::{MAX_PAIRS, PairedRatio, coverage};
 use uzram_bench::harness::{Report, command, go_on, process};
 use uzram_bench::targets::{TargetsReport, judge};
 
 use heap::SIZES_BYTES;
-use measured::Case;
-use slab::{Round, names};
+use measured::{CASES, Case, Measured, names, open};
 
 /// Measure uzram's slab caches beside other allocators, in this process
 #[derive(Parser)]
@@ -77,9 +75,10 @@ fn run(args: &Args) -> Result<TargetsReport> {
     let (stop, progress) = (process::stop_flag()?, command::show_progress);
     let options = RoundOptions { rounds: args.rounds.into(), duration, progress, stop };
     let mut report = Report::default();
-    for case in Case::ALL {
+    for (name, case) in CASES {
         for size_bytes in SIZES_BYTES {
-            measure_times(case, size_bytes, &options, &mut report)?;
+            let table = format!("{name}, {size_bytes} bytes");
+            measure_times(&table, case, size_bytes, &options, &mut report)?;
         }
     }
     progress("memory");
@@ -91,11 +90,17 @@ fn run(args: &Args) -> Result<TargetsReport> {
 }
 
 /// Measures all rounds of a case, a row for each allocator.
-fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions, report: &mut Report) -> Result<()> {
+fn measure_times(
+    table: &str,
+    case: Case,
+    size_bytes: usize,
+    options: &RoundOptions,
+    report: &mut Report,
+) -> Result<()> {
     let names = names();
-    let table = format!("{}, {size_bytes} bytes", case.name());
-    let mut round = Round::new(case, size_bytes)?;
-    let cells = measure_case(&mut round, &table, &[1], options, names.len(), names.len() - 1)?;
+    let heaps = names.iter().filter_map(|name| open(name, size_bytes).transpose()).collect::<Result<_>>()?;
+    let mut round = Round { case, heaps };
+    let cells = measure_case(&mut round, table, &[1], options, names.len(), names.len() - 1)?;
     let ns = |values: &Values| values.get("ns_per_object").cloned().unwrap_or_default();
     let ns: Vec<Vec<f64>> = cells.iter().flatten().map(ns).collect();
     let Some(yardstick) = ns.last() else { return Ok(()) };
@@ -104,16 +109,34 @@ fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions, report: 
             let what = format!("{table}: a measurement took no time at all");
             Error::new(ErrorKind::Invalid, what).with_setting("--seconds")
         })?;
-        report.rounds(&table, name, "ns/object", ns);
+        report.rounds(table, name, "ns/object", ns);
         let cells = [
             ("time / mimalloc", ratio.ratio),
             ("from", ratio.low),
             ("to", ratio.high),
             ("rate / mimalloc", ratio.ratio.recip()),
         ];
-        report.row(&table, name, &cells);
+        report.row(table, name, &cells);
     }
     Ok(())
+}
+
+/// One case at one size, with fresh heaps of every allocator of this build: an experiment of the lab.
+struct Round {
+    case: Case,
+    heaps: Vec<Box<dyn Measured>>,
+}
+
+impl Experiment for Round {
+    fn begin(&mut self, _case: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let elapsed = self.heaps[plan.design].time(self.case, plan.work, plan.seed)?;
+        let ns_per_object = elapsed.as_secs_f64() * 1e9 / plan.work as f64;
+        Ok(Sample { elapsed, values: vec![("ns_per_object", ns_per_object)] })
+    }
 }
 
 fn notes(args: &Args) -> Vec<String> {

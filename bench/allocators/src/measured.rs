@@ -10,9 +10,12 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use uzram::slab::{Plain, Sheaves};
 use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::usage::thread_time;
 
-use crate::heap::Heap;
+use crate::heap::{HARDENED, Heap, OfSize, PLAIN, Slab};
+use crate::peers;
 use crate::ring::{Consumer, Producer, Ring};
 
 /// Objects that are allocated before they are freed, in a batch.
@@ -27,7 +30,6 @@ const RING_OBJECTS: usize = 1024;
 /// The most objects in use at a time.
 pub const MAX_OBJECTS: u64 = 1 << 16;
 
-/// A way to allocate and free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// One thread allocates an object and frees it.
@@ -38,80 +40,95 @@ pub enum Case {
     Handoff,
 }
 
-impl Case {
-    /// All of them, in the order they are measured.
-    pub const ALL: [Case; 3] = [Case::SameThread, Case::Batches, Case::Handoff];
+/// All of them with their names in the report, in the order they are measured.
+pub const CASES: [(&str, Case); 3] = [
+    ("same thread", Case::SameThread),
+    ("shuffled batches", Case::Batches),
+    ("producer/consumer", Case::Handoff),
+];
 
-    /// Returns its name in the report.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Case::SameThread => "same thread",
-            Case::Batches => "shuffled batches",
-            Case::Handoff => "producer/consumer",
-        }
+/// Returns the heaps that this build can compare; the yardstick is the last.
+pub fn names() -> Vec<&'static str> {
+    [&[PLAIN, HARDENED], peers::NAMES].concat()
+}
+
+/// Opens the heap of that name, for objects of one of [`SIZES_BYTES`]; returns `None` if there is no such
+/// heap.
+pub fn open(name: &str, size_bytes: usize) -> Result<Option<Box<dyn Measured>>> {
+    match size_bytes {
+        64 => of_size::<64>(name),
+        256 => of_size::<256>(name),
+        _ => Ok(None),
     }
 }
 
-/// A [`Heap`] of some type.
+fn of_size<const SIZE: usize>(name: &str) -> Result<Option<Box<dyn Measured>>> {
+    Ok(Some(match name {
+        PLAIN => Box::new(OfSize::<_, SIZE>(Slab::<Plain<Sheaves>>::new(SIZE, MAX_OBJECTS)?)),
+        HARDENED => Box::new(OfSize::<_, SIZE>(Slab::<Sheaves>::new(SIZE, MAX_OBJECTS)?)),
+        peers::SYSTEM => Box::new(OfSize::<_, SIZE>(peers::System)),
+        #[cfg(feature = "jemalloc")]
+        peers::JEMALLOC => Box::new(OfSize::<_, SIZE>(peers::Jemalloc)),
+        #[cfg(feature = "snmalloc")]
+        peers::SNMALLOC => Box::new(OfSize::<_, SIZE>(peers::Snmalloc)),
+        peers::MIMALLOC => Box::new(OfSize::<_, SIZE>(peers::Mimalloc)),
+        _ => return Ok(None),
+    }))
+}
+
+/// A [`Heap`] of some type, with objects of one size.
 pub trait Measured {
     /// Returns the time to allocate and free `objects` objects, or a few more.
     fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration>;
 }
 
-impl<H: Heap> Measured for H {
+impl<H: Heap, const SIZE: usize> Measured for OfSize<H, SIZE> {
     fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration> {
         match case {
             Case::SameThread => {
                 let start = thread_time();
-                same_thread(self, objects)?;
+                same_thread::<SIZE>(&self.0, objects)?;
                 Ok(thread_time() - start)
             }
             Case::Batches => {
                 let orders = orders(seed);
                 let start = thread_time();
-                batches(self, objects, &orders)?;
+                batches::<SIZE>(&self.0, objects, &orders)?;
                 Ok(thread_time() - start)
             }
-            Case::Handoff => handoff(self, objects),
+            Case::Handoff => handoff::<SIZE>(&self.0, objects),
         }
     }
-}
-
-fn thread_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is valid for writing. The clock of the calling thread is always there.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 // The cases stay separate functions, so that a profiler shows their names.
 
 #[inline(never)]
-fn same_thread<H: Heap>(heap: &H, objects: u64) -> Result<()> {
+fn same_thread<const SIZE: usize>(heap: &impl Heap, objects: u64) -> Result<()> {
     for value in 0..objects {
-        let object = heap.alloc()?;
+        let object = heap.alloc(SIZE)?;
         // SAFETY: just allocated, then freed once.
         unsafe {
             write(heap, object, value);
-            heap.free(object)?;
+            heap.free(object, SIZE)?;
         }
     }
     Ok(())
 }
 
 #[inline(never)]
-fn batches<H: Heap>(heap: &H, objects: u64, orders: &[[u8; BATCH_OBJECTS]]) -> Result<()> {
+fn batches<const SIZE: usize>(heap: &impl Heap, objects: u64, orders: &[[u8; BATCH_OBJECTS]]) -> Result<()> {
     let mut batch = [0; BATCH_OBJECTS];
     let count = objects.div_ceil(BATCH_OBJECTS as u64) as usize;
     for order in orders.iter().cycle().take(count) {
         for object in &mut batch {
-            *object = heap.alloc()?;
+            *object = heap.alloc(SIZE)?;
             // SAFETY: just allocated.
             unsafe { write(heap, *object, 1) };
         }
         for &i in order {
             // SAFETY: allocated above; an order has each place once.
-            unsafe { heap.free(batch[usize::from(i)])? };
+            unsafe { heap.free(batch[usize::from(i)], SIZE)? };
         }
     }
     Ok(())
@@ -129,14 +146,14 @@ fn orders(seed: u64) -> Vec<[u8; BATCH_OBJECTS]> {
 }
 
 /// The time runs from when both threads are ready until the last object is freed.
-fn handoff<H: Heap>(heap: &H, objects: u64) -> Result<Duration> {
+fn handoff<const SIZE: usize>(heap: &impl Heap, objects: u64) -> Result<Duration> {
     let mut ring = Ring::new(RING_OBJECTS);
     let (producer, consumer) = ring.ends();
     let both = Barrier::new(2);
     thread::scope(|scope| {
         let consume = || {
             both.wait();
-            consume(heap, consumer, objects).map(|()| Instant::now())
+            consume::<SIZE>(heap, consumer, objects).map(|()| Instant::now())
         };
         let thread = thread::Builder::new().name("consumer".into()).spawn_scoped(scope, consume);
         let thread = thread.map_err(|error| {
@@ -144,7 +161,7 @@ fn handoff<H: Heap>(heap: &H, objects: u64) -> Result<Duration> {
         })?;
         both.wait();
         let start = Instant::now();
-        let produced = produce(heap, producer, objects);
+        let produced = produce::<SIZE>(heap, producer, objects);
         let end = thread.join().map_err(|_| Error::new(ErrorKind::Io, "the consumer panicked"))?;
         produced?;
         Ok(end? - start)
@@ -152,9 +169,9 @@ fn handoff<H: Heap>(heap: &H, objects: u64) -> Result<Duration> {
 }
 
 #[inline(never)]
-fn produce<H: Heap>(heap: &H, mut producer: Producer<'_>, objects: u64) -> Result<()> {
+fn produce<const SIZE: usize>(heap: &impl Heap, mut producer: Producer<'_>, objects: u64) -> Result<()> {
     for value in 0..objects {
-        let object = heap.alloc()?;
+        let object = heap.alloc(SIZE)?;
         // SAFETY: just allocated; the consumer frees it.
         unsafe { write(heap, object, value) };
         if !producer.put(object) {
@@ -166,7 +183,7 @@ fn produce<H: Heap>(heap: &H, mut producer: Producer<'_>, objects: u64) -> Resul
 }
 
 #[inline(never)]
-fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Result<()> {
+fn consume<const SIZE: usize>(heap: &impl Heap, mut consumer: Consumer<'_>, objects: u64) -> Result<()> {
     for value in 0..objects {
         // The producer reports the error.
         let Some(object) = consumer.take() else { break };
@@ -175,7 +192,7 @@ fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Resul
             if read(heap, object) != value {
                 return Err(damaged());
             }
-            heap.free(object)?;
+            heap.free(object, SIZE)?;
         }
     }
     Ok(())
@@ -186,17 +203,17 @@ fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Resul
 /// # Safety
 /// It is in use, and no other thread uses it.
 #[inline]
-unsafe fn write<H: Heap>(heap: &H, object: u64, value: u64) {
+unsafe fn write(heap: &impl Heap, object: u64, value: u64) {
     // SAFETY: the object is the caller's, and larger than this.
-    unsafe { heap.address(object).write_volatile(value) }
+    unsafe { heap.address(object).cast::<u64>().write_volatile(value) }
 }
 
 /// # Safety
 /// As for [`write`].
 #[inline]
-unsafe fn read<H: Heap>(heap: &H, object: u64) -> u64 {
+unsafe fn read(heap: &impl Heap, object: u64) -> u64 {
     // SAFETY: as for `write`.
-    unsafe { heap.address(object).read_volatile() }
+    unsafe { heap.address(object).cast::<u64>().read_volatile() }
 }
 
 /// Returns the error of an object that does not hold what was written to it.
@@ -209,7 +226,7 @@ pub fn damaged() -> Error {
 mod tests {
     use super::*;
     use crate::heap::{ALIGN_BYTES, SIZES_BYTES};
-    use crate::slab::{Slab, names, open};
+    use crate::peers::{Mimalloc, System};
     use std::sync::atomic::AtomicU64;
     use uzram::slab::{Plain, Sheaves};
 
@@ -217,20 +234,23 @@ mod tests {
     struct Broken(AtomicU64);
 
     impl Heap for Broken {
-        fn alloc(&self) -> Result<u64> {
+        fn alloc(&self, _: usize) -> Result<u64> {
             Ok(0)
         }
-        unsafe fn address(&self, _: u64) -> *mut u64 {
-            self.0.as_ptr()
+        unsafe fn address(&self, _: u64) -> *mut u8 {
+            self.0.as_ptr().cast()
         }
-        unsafe fn free(&self, _: u64) -> Result<()> {
+        unsafe fn free(&self, _: u64, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn give_back(&self) -> Result<()> {
             Ok(())
         }
     }
 
     #[test]
     fn a_heap_that_damages_objects_is_found_out() {
-        let broken = Broken(AtomicU64::new(0));
+        let broken = OfSize::<_, 8>(Broken(AtomicU64::new(0)));
         let error = broken.time(Case::Handoff, 100_000, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
     }
@@ -239,35 +259,34 @@ mod tests {
     fn every_heap_does_every_case() {
         for name in names() {
             for size_bytes in SIZES_BYTES {
-                let heap = open(name, size_bytes, MAX_OBJECTS).unwrap().unwrap();
-                for case in Case::ALL {
+                let heap = open(name, size_bytes).unwrap().unwrap();
+                for (_, case) in CASES {
                     heap.time(case, 20_000, 3).unwrap();
                 }
             }
         }
-        assert!(open("nobody", 64, 1).unwrap().is_none());
-        assert!(open("system", 65, 1).unwrap().is_none());
+        assert!(open("nobody", 64).unwrap().is_none());
+        assert!(open("system", 65).unwrap().is_none());
     }
 
     #[test]
     fn objects_have_room_and_are_aligned() {
-        fn check<H: Heap>(heap: &H, size_bytes: usize) {
-            let objects: Vec<u64> = (0..100).map(|_| heap.alloc().unwrap()).collect();
+        fn check(heap: &impl Heap, size_bytes: usize) {
+            let objects: Vec<u64> = (0..100).map(|_| heap.alloc(size_bytes).unwrap()).collect();
             // SAFETY: all are in use until the end.
             let mut starts: Vec<usize> = objects.iter().map(|o| unsafe { heap.address(*o) }.addr()).collect();
             starts.sort_unstable();
             assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= size_bytes));
             assert!(starts.iter().all(|start| start.is_multiple_of(ALIGN_BYTES)));
             // SAFETY: each is freed once.
-            objects.into_iter().for_each(|object| unsafe { heap.free(object).unwrap() });
+            objects.into_iter().for_each(|object| unsafe { heap.free(object, size_bytes).unwrap() });
         }
         for size_bytes in SIZES_BYTES {
             check(&Slab::<Sheaves>::new(size_bytes, 1000).unwrap(), size_bytes);
             check(&Slab::<Plain<Sheaves>>::new(size_bytes, 1000).unwrap(), size_bytes);
+            check(&Mimalloc, size_bytes);
+            check(&System, size_bytes);
         }
-        use crate::peers::{Mimalloc, OfSize, System};
-        check(&OfSize::<Mimalloc, 64>(Mimalloc), 64);
-        check(&OfSize::<System, 256>(System), 256);
     }
 
     #[test]

@@ -10,30 +10,28 @@
 //! minus anonymous memory before the allocator was made, by the kernel's count. Pages that the kernel may
 //! reclaim at any time (`MADV_FREE`) do not count.
 
-use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::process::Command;
 use std::time::Duration;
 
-use uzram::codec::{Algorithm, Encoder};
+use uzram::codec::Algorithm;
 use uzram::mem::Arena;
-use uzram::slab::{Plain, Policy, Sheaves};
+use uzram::slab::{Plain, Sheaves};
 use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
-use uzram::zsmalloc::{Handle, Pinned, Pool, PoolBuilder};
+use uzram::zsmalloc::{Handle, Pinned, Pool};
 use uzram::{Error, ErrorKind, Result};
+use uzram_bench::engine::Packed;
 use uzram_bench::harness::corpus::{self, Kind};
 use uzram_bench::harness::process::run_to_end;
 use uzram_bench::harness::{Report, command, proc_bytes};
 
-use crate::heap::{Heap, SIZES_BYTES, pointer};
-use crate::measured::damaged;
-use crate::peers::{self, MIMALLOC, Peer, SYSTEM, word};
-use crate::slab::{HARDENED, PLAIN, Slab, names};
+use crate::heap::{HARDENED, Heap, PLAIN, SIZES_BYTES, Slab};
+use crate::measured::{damaged, names};
+use crate::peers::{self, MIMALLOC, SYSTEM};
 
 /// The option that selects the allocator in a child.
 pub const CHILD_OPTION: &str = "--memory-of";
-/// The time after which a child counts as hung.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The seed for contents, and for choosing what is freed.
 const SEED: u64 = 1;
@@ -115,7 +113,6 @@ pub fn measure(allocator: &str, size: Option<usize>, objects: usize, pages: usiz
     }
 }
 
-/// What is stored.
 struct Contents {
     bytes: Vec<u8>,
     spans: Vec<Range<usize>>,
@@ -133,15 +130,11 @@ impl Contents {
     }
 
     fn compressed(pages: usize) -> Result<Contents> {
-        let mut encoder = Encoder::new(&Algorithm::default())?;
-        let mut out = vec![0; 2 * PAGE_SIZE];
+        let packed = Packed::new(&Algorithm::default(), PAGE_SIZE, &corpus::build(Kind::Mixed, pages)?)?;
         let mut contents = Contents { bytes: Vec::new(), spans: Vec::new(), kept_one_in: 2 };
-        for page in corpus::build(Kind::Mixed, pages)?.pages() {
+        for page in (0..pages).map(|page| packed.page(page)) {
             let start = contents.bytes.len();
-            match encoder.encode(page, &mut out) {
-                Some(len) if len < PAGE_SIZE => contents.bytes.extend_from_slice(&out[..len]),
-                _ => contents.bytes.extend_from_slice(page),
-            }
+            contents.bytes.extend_from_slice(page);
             contents.spans.push(start..contents.bytes.len());
         }
         Ok(contents)
@@ -155,7 +148,7 @@ impl Contents {
 /// An allocator of objects; each is named by a word.
 trait Allocator {
     /// Stores a copy.
-    fn store(&self, contents: &[u8]) -> Result<u64>;
+    fn store(&mut self, contents: &[u8]) -> Result<u64>;
 
     /// Returns whether an object still has these contents.
     ///
@@ -167,7 +160,7 @@ trait Allocator {
     ///
     /// # Safety
     /// As for `holds`.
-    unsafe fn free(&self, name: u64, len: usize) -> Result<()>;
+    unsafe fn free(&mut self, name: u64, len: usize) -> Result<()>;
 
     /// Returns as much memory to the system as it can.
     fn give_back(&self) -> Result<()>;
@@ -182,12 +175,12 @@ fn resident<A: Allocator>(make: impl FnOnce() -> Result<A>, contents: &Contents)
     fastrand::Rng::with_seed(SEED).shuffle(&mut order);
     let (kept, freed) = order.split_at(names.len() / contents.kept_one_in);
     anonymous_bytes()?;
-    Peer::give_back(&peers::System);
+    Heap::give_back(&peers::System)?;
     let before_bytes = anonymous_bytes()?;
     let per_byte = |stored_bytes: usize| -> Result<f64> {
         Ok(anonymous_bytes()?.saturating_sub(before_bytes) as f64 / stored_bytes as f64)
     };
-    let allocator = make()?;
+    let mut allocator = make()?;
     for (at, name) in names.iter_mut().enumerate() {
         *name = allocator.store(contents.of(at))?;
     }
@@ -216,57 +209,26 @@ fn anonymous_bytes() -> Result<u64> {
     })
 }
 
-/// Its names are addresses.
-impl<P: Peer> Allocator for P {
-    fn store(&self, contents: &[u8]) -> Result<u64> {
-        let address = self.alloc(contents.len());
-        let name = word(address)?;
-        // SAFETY: the allocator returned memory of this length, which nothing else uses.
-        unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), address.cast(), contents.len()) };
+impl<H: Heap> Allocator for H {
+    fn store(&mut self, contents: &[u8]) -> Result<u64> {
+        let name = self.alloc(contents.len())?;
+        // SAFETY: the object was just allocated, with room for these contents, and nothing else uses it.
+        unsafe { self.address(name).copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
         Ok(name)
     }
 
     unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool> {
         // SAFETY: the caller's object came from `store`, with this length, and is in use.
-        Ok(unsafe { std::slice::from_raw_parts(pointer::<u8>(name), contents.len()) } == contents)
+        Ok(unsafe { std::slice::from_raw_parts(self.address(name), contents.len()) } == contents)
     }
 
-    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
+    unsafe fn free(&mut self, name: u64, len: usize) -> Result<()> {
         // SAFETY: as above.
-        unsafe { Peer::free(self, pointer(name), len) };
-        Ok(())
+        unsafe { Heap::free(self, name, len) }
     }
 
     fn give_back(&self) -> Result<()> {
-        Peer::give_back(self);
-        Ok(())
-    }
-}
-
-impl<P: Policy> Allocator for Slab<P> {
-    fn store(&self, contents: &[u8]) -> Result<u64> {
-        let name = self.alloc()?;
-        // SAFETY: the object was just allocated, and is as large as all contents of this cache.
-        unsafe {
-            self.address(name).cast::<u8>().copy_from_nonoverlapping(contents.as_ptr(), contents.len())
-        };
-        Ok(name)
-    }
-
-    unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool> {
-        // SAFETY: the caller's object came from `store`, with this length, and is in use.
-        let address = unsafe { self.address(name) }.cast::<u8>();
-        // SAFETY: as above.
-        Ok(unsafe { std::slice::from_raw_parts(address, contents.len()) } == contents)
-    }
-
-    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { Heap::free(self, name) }
-    }
-
-    fn give_back(&self) -> Result<()> {
-        self.return_memory()
+        Heap::give_back(self)
     }
 }
 
@@ -275,16 +237,16 @@ struct UzramPool {
     arena: Arc<Arena>,
     /// The handles, by name; one that was freed is `None`. In memory before the first measurement, as the
     /// other allocators' names are.
-    handles: RefCell<Vec<Option<Handle>>>,
-    stored: Cell<usize>,
+    handles: Vec<Option<Handle>>,
+    stored: usize,
 }
 
 impl UzramPool {
     fn new(contents: &Contents, handles: Vec<Option<Handle>>) -> Result<UzramPool> {
         // Room for objects that were freed and not yet compacted.
         let arena = Arc::new(Arena::new(4 * contents.bytes.len() as u64 + (64 << 20))?);
-        let pool = PoolBuilder::new("bench").build_in(Arc::clone(&arena))?;
-        Ok(UzramPool { pool, arena, handles: RefCell::new(handles), stored: Cell::new(0) })
+        let pool = Pool::builder("bench").build_in(Arc::clone(&arena))?;
+        Ok(UzramPool { pool, arena, handles, stored: 0 })
     }
 }
 
@@ -293,20 +255,18 @@ fn freed_before() -> Error {
 }
 
 impl Allocator for UzramPool {
-    fn store(&self, contents: &[u8]) -> Result<u64> {
-        let handle = self.pool.store(contents)?.into_handle();
-        let name = self.stored.replace(self.stored.get() + 1);
-        self.handles.borrow_mut()[name] = Some(handle);
-        Ok(name as u64)
+    fn store(&mut self, contents: &[u8]) -> Result<u64> {
+        self.handles[self.stored] = Some(self.pool.store(contents)?.into_handle());
+        self.stored += 1;
+        Ok(self.stored as u64 - 1)
     }
 
     unsafe fn holds(&self, name: u64, contents: &[u8]) -> Result<bool> {
-        let handles = self.handles.borrow();
-        Ok(*self.pool.read(handles[name as usize].as_ref().ok_or_else(freed_before)?)? == *contents)
+        Ok(*self.pool.read(self.handles[name as usize].as_ref().ok_or_else(freed_before)?)? == *contents)
     }
 
-    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
-        self.pool.free(self.handles.borrow_mut()[name as usize].take().ok_or_else(freed_before)?)
+    unsafe fn free(&mut self, name: u64, _: usize) -> Result<()> {
+        self.pool.free(self.handles[name as usize].take().ok_or_else(freed_before)?)
     }
 
     fn give_back(&self) -> Result<()> {
@@ -321,19 +281,19 @@ mod tests {
     use super::*;
 
     /// All of its objects are in one place.
-    struct OnePlace(RefCell<Vec<u8>>);
+    struct OnePlace(Vec<u8>);
 
     impl Allocator for OnePlace {
-        fn store(&self, contents: &[u8]) -> Result<u64> {
-            *self.0.borrow_mut() = contents.to_vec();
+        fn store(&mut self, contents: &[u8]) -> Result<u64> {
+            self.0 = contents.to_vec();
             Ok(0)
         }
 
         unsafe fn holds(&self, _: u64, contents: &[u8]) -> Result<bool> {
-            Ok(*self.0.borrow() == contents)
+            Ok(self.0 == contents)
         }
 
-        unsafe fn free(&self, _: u64, _: usize) -> Result<()> {
+        unsafe fn free(&mut self, _: u64, _: usize) -> Result<()> {
             Ok(())
         }
 
@@ -344,8 +304,7 @@ mod tests {
 
     #[test]
     fn an_allocator_that_loses_objects_is_found() {
-        let make = || Ok(OnePlace(RefCell::default()));
-        let error = resident(make, &Contents::objects(64, 100)).unwrap_err();
+        let error = resident(|| Ok(OnePlace(Vec::new())), &Contents::objects(64, 100)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
     }
 }

@@ -17,26 +17,24 @@ use uzram::{Error, ErrorKind, Result};
 
 #[cfg(feature = "snmalloc")]
 use crate::heap::ALIGN_BYTES;
-use crate::heap::{Heap, SIZES_BYTES, YARDSTICK, pointer};
-use crate::measured::Measured;
+use crate::heap::{Heap, pointer};
 
-/// The C library's.
 pub const SYSTEM: &str = "system";
-/// mimalloc.
-pub const MIMALLOC: &str = YARDSTICK;
+/// The allocator that the targets refer to. It is measured last, so that the lab calibrates on it.
+pub const MIMALLOC: &str = "mimalloc";
 #[cfg(feature = "jemalloc")]
 pub const JEMALLOC: &str = "jemalloc";
 #[cfg(feature = "snmalloc")]
 pub const SNMALLOC: &str = "snmalloc";
 
-/// The allocators of this build; the yardstick is the last.
+/// The allocators of this build.
 pub const NAMES: &[&str] = &[
     SYSTEM,
     #[cfg(feature = "jemalloc")]
     JEMALLOC,
     #[cfg(feature = "snmalloc")]
     SNMALLOC,
-    YARDSTICK,
+    MIMALLOC,
 ];
 
 /// The allocators that this build leaves out.
@@ -47,64 +45,9 @@ pub const LEFT_OUT: &[&str] = &[
     "snmalloc",
 ];
 
-/// Opens the heap of that name, for objects of one of [`SIZES_BYTES`].
-pub fn open(name: &str, size_bytes: usize) -> Option<Box<dyn Measured>> {
-    match size_bytes {
-        64 => of_size::<64>(name),
-        256 => of_size::<256>(name),
-        _ => None,
-    }
-}
-
-const _: () = assert!(SIZES_BYTES[0] == 64 && SIZES_BYTES[1] == 256, "open() knows these");
-
-fn of_size<const SIZE: usize>(name: &str) -> Option<Box<dyn Measured>> {
-    Some(match name {
-        SYSTEM => Box::new(OfSize::<System, SIZE>(System)),
-        #[cfg(feature = "jemalloc")]
-        JEMALLOC => Box::new(OfSize::<Jemalloc, SIZE>(Jemalloc)),
-        #[cfg(feature = "snmalloc")]
-        SNMALLOC => Box::new(OfSize::<Snmalloc, SIZE>(Snmalloc)),
-        YARDSTICK => Box::new(OfSize::<Mimalloc, SIZE>(Mimalloc)),
-        _ => return None,
-    })
-}
-
-/// An allocator of memory of any size, one for the whole process.
-pub trait Peer: Sync {
-    /// Allocates memory; null if there is none.
-    fn alloc(&self, size_bytes: usize) -> *mut c_void;
-
-    /// Frees memory.
-    ///
-    /// # Safety
-    /// `alloc` returned it for that size, and it was not freed since.
-    unsafe fn free(&self, address: *mut c_void, size_bytes: usize);
-
-    /// Returns as much memory to the system as it can.
-    fn give_back(&self);
-}
-
-/// Objects of one size, which is a constant in every call, as in a program that uses them.
-pub struct OfSize<P, const SIZE: usize>(pub P);
-
-impl<P: Peer, const SIZE: usize> Heap for OfSize<P, SIZE> {
-    #[inline]
-    fn alloc(&self) -> Result<u64> {
-        word(self.0.alloc(SIZE))
-    }
-
-    #[inline]
-    unsafe fn free(&self, object: u64) -> Result<()> {
-        // SAFETY: the caller's object came from `alloc` and is in use.
-        unsafe { self.0.free(pointer(object), SIZE) };
-        Ok(())
-    }
-}
-
 /// Returns the address that an allocator returned, as a word.
 #[inline]
-pub fn word(address: *mut c_void) -> Result<u64> {
+fn word(address: *mut c_void) -> Result<u64> {
     if address.is_null() { Err(none()) } else { Ok(address.expose_provenance() as u64) }
 }
 
@@ -113,84 +56,87 @@ fn none() -> Error {
     Error::new(ErrorKind::NoMemory, "the allocator returned no memory")
 }
 
-/// The C library's allocator.
 pub struct System;
 
-impl Peer for System {
+impl Heap for System {
     #[inline]
-    fn alloc(&self, size_bytes: usize) -> *mut c_void {
+    fn alloc(&self, size_bytes: usize) -> Result<u64> {
         // SAFETY: malloc may be called with any size.
-        unsafe { libc::malloc(size_bytes) }
+        word(unsafe { libc::malloc(size_bytes) })
     }
 
     #[inline]
-    unsafe fn free(&self, address: *mut c_void, _: usize) {
+    unsafe fn free(&self, object: u64, _: usize) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { libc::free(address) }
+        unsafe { libc::free(pointer(object)) };
+        Ok(())
     }
 
-    fn give_back(&self) {
+    fn give_back(&self) -> Result<()> {
         #[cfg(target_env = "gnu")]
         // SAFETY: it may be called at any time.
         unsafe {
             libc::malloc_trim(0);
         }
+        Ok(())
     }
 }
 
-/// mimalloc.
 pub struct Mimalloc;
 
-impl Peer for Mimalloc {
+impl Heap for Mimalloc {
     #[inline]
-    fn alloc(&self, size_bytes: usize) -> *mut c_void {
+    fn alloc(&self, size_bytes: usize) -> Result<u64> {
         // MI_SMALL_SIZE_MAX is 1 KiB.
         if size_bytes <= 1024 {
             // SAFETY: the size is small.
-            unsafe { mimalloc::mi_malloc_small(size_bytes) }
+            word(unsafe { mimalloc::mi_malloc_small(size_bytes) })
         } else {
             // SAFETY: mi_malloc may be called with any size.
-            unsafe { mimalloc::mi_malloc(size_bytes) }
+            word(unsafe { mimalloc::mi_malloc(size_bytes) })
         }
     }
 
     #[inline]
-    unsafe fn free(&self, address: *mut c_void, _: usize) {
+    unsafe fn free(&self, object: u64, _: usize) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { mimalloc::mi_free(address) }
+        unsafe { mimalloc::mi_free(pointer(object)) };
+        Ok(())
     }
 
-    fn give_back(&self) {
+    fn give_back(&self) -> Result<()> {
         // SAFETY: it may be called at any time.
         unsafe { mimalloc::mi_collect(true) };
+        Ok(())
     }
 }
 
-/// jemalloc.
 #[cfg(feature = "jemalloc")]
 pub struct Jemalloc;
 
 #[cfg(feature = "jemalloc")]
-impl Peer for Jemalloc {
+impl Heap for Jemalloc {
     #[inline]
-    fn alloc(&self, size_bytes: usize) -> *mut c_void {
+    fn alloc(&self, size_bytes: usize) -> Result<u64> {
         // SAFETY: malloc may be called with any size.
-        unsafe { tikv_jemalloc_sys::malloc(size_bytes) }
+        word(unsafe { tikv_jemalloc_sys::malloc(size_bytes) })
     }
 
     #[inline]
-    unsafe fn free(&self, address: *mut c_void, size_bytes: usize) {
+    unsafe fn free(&self, object: u64, size_bytes: usize) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { tikv_jemalloc_sys::sdallocx(address, size_bytes, 0) }
+        unsafe { tikv_jemalloc_sys::sdallocx(pointer(object), size_bytes, 0) };
+        Ok(())
     }
 
-    fn give_back(&self) {
+    fn give_back(&self) -> Result<()> {
         // Flush this thread's cache; then purge all arenas (MALLCTL_ARENAS_ALL is their number).
         for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
             let none = std::ptr::null_mut::<c_void>();
             // SAFETY: the name ends with a zero; these two neither read nor write a value.
             unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
         }
+        Ok(())
     }
 }
 
@@ -199,18 +145,21 @@ impl Peer for Jemalloc {
 pub struct Snmalloc;
 
 #[cfg(feature = "snmalloc")]
-impl Peer for Snmalloc {
+impl Heap for Snmalloc {
     #[inline]
-    fn alloc(&self, size_bytes: usize) -> *mut c_void {
+    fn alloc(&self, size_bytes: usize) -> Result<u64> {
         // SAFETY: the alignment is a power of two.
-        unsafe { snmalloc_sys::sn_rust_alloc(ALIGN_BYTES, size_bytes).cast() }
+        word(unsafe { snmalloc_sys::sn_rust_alloc(ALIGN_BYTES, size_bytes).cast() })
     }
 
     #[inline]
-    unsafe fn free(&self, address: *mut c_void, size_bytes: usize) {
+    unsafe fn free(&self, object: u64, size_bytes: usize) -> Result<()> {
         // SAFETY: the caller's, with this alignment.
-        unsafe { snmalloc_sys::sn_rust_dealloc(address.cast(), ALIGN_BYTES, size_bytes) }
+        unsafe { snmalloc_sys::sn_rust_dealloc(pointer(object), ALIGN_BYTES, size_bytes) };
+        Ok(())
     }
 
-    fn give_back(&self) {}
+    fn give_back(&self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -12,7 +12,6 @@ use uzram::cpu::Padded;
 /// How often a side polls before it yields: the thread at the other end may need this CPU.
 const SPINS: u32 = 100;
 
-/// The queue. [`Ring::ends`] gives its two ends.
 pub struct Ring {
     slots: Box<[AtomicU64]>,
     /// Words taken so far: written by the consumer.
@@ -23,14 +22,12 @@ pub struct Ring {
     closed: AtomicBool,
 }
 
-/// The end that puts words.
 pub struct Producer<'a> {
     ring: &'a Ring,
     tail: u64,
     head_seen: u64,
 }
 
-/// The end that takes words.
 pub struct Consumer<'a> {
     ring: &'a Ring,
     head: u64,
@@ -38,7 +35,6 @@ pub struct Consumer<'a> {
 }
 
 impl Ring {
-    /// Makes a queue for at least `words` words.
     pub fn new(words: usize) -> Ring {
         Ring {
             slots: (0..words.next_power_of_two()).map(|_| AtomicU64::new(0)).collect(),

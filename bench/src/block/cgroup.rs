@@ -14,12 +14,15 @@ use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
 
+use crate::harness::memory::named_count;
 use crate::harness::{io_error, unsupported};
 
 /// A shell's script that enters a cgroup, whose folder is its name, and becomes the command that its
 /// arguments are.
 const ENTER: &str = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
+const LIMIT: &str = "memory.limit_in_bytes";
+const OOM_CONTROL: &str = "memory.oom_control";
 /// How often it is looked whether the program waits, and by how much the limit is raised then.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The kernel counts anew at one of so many looks: that takes some 40 us.
@@ -35,7 +38,7 @@ impl Cgroup {
     /// `Unsupported` says why there can be none.
     pub fn check() -> Result<()> {
         let controller = Path::new(CONTROLLER);
-        if !controller.join("memory.limit_in_bytes").exists() {
+        if !controller.join(LIMIT).exists() {
             return Err(unsupported("there is no memory controller of cgroups, version 1"));
         }
         let swapped = read_stat(controller, "swap").and_then(|swapped| {
@@ -57,6 +60,11 @@ impl Cgroup {
     /// Returns its folder.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        fs::write(&path, value).map_err(|error| io_error(&path, error))
     }
 }
 
@@ -82,22 +90,17 @@ fn statistics(dir: &Path) -> Result<String> {
 
 /// Returns the value of a line of a cgroup's `memory.stat`, if it has that line.
 pub(super) fn read_stat(dir: &Path, name: &str) -> Result<Option<u64>> {
-    let text = statistics(dir)?;
-    let find = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
-    Ok(text.lines().find_map(find))
+    Ok(named_count(&statistics(dir)?, name))
 }
 
 /// A cgroup with a limit, which is raised while its programs wait for memory; removed when it is dropped.
 pub(crate) struct LimitedCgroup {
     watcher: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
-    cgroup: Cgroup,
 }
 
 struct Shared {
-    dir: PathBuf,
-    limit_path: PathBuf,
-    control_path: PathBuf,
+    cgroup: Cgroup,
     limit_bytes: u64,
     ends: AtomicBool,
     raised: AtomicUsize,
@@ -106,28 +109,18 @@ struct Shared {
 impl LimitedCgroup {
     /// Makes one whose programs wait instead of being killed.
     pub(crate) fn new(limit_bytes: u64) -> Result<LimitedCgroup> {
-        let cgroup = Cgroup::new()?;
-        let path = |name: &str| cgroup.dir().join(name);
-        let (control_path, limit_path) = (path("memory.oom_control"), path("memory.limit_in_bytes"));
-        let write = |path: &Path, value: &str| fs::write(path, value).map_err(|error| io_error(path, error));
-        write(&control_path, "1")?;
-        write(&limit_path, &limit_bytes.to_string())?;
-        let shared = Arc::new(Shared {
-            dir: cgroup.dir().to_owned(),
-            limit_path,
-            control_path,
-            limit_bytes,
-            ends: AtomicBool::new(false),
-            raised: AtomicUsize::new(0),
-        });
+        let (ends, raised) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { cgroup: Cgroup::new()?, limit_bytes, ends, raised });
+        shared.cgroup.set(OOM_CONTROL, "1")?;
+        shared.cgroup.set(LIMIT, &limit_bytes.to_string())?;
         let theirs = Arc::clone(&shared);
         let watcher = thread::Builder::new().name("bench-limit".into()).spawn(move || theirs.watch());
         let watcher = watcher.map_err(|error| Error::new(ErrorKind::NoMemory, error.to_string()))?;
-        Ok(LimitedCgroup { watcher: Some(watcher), shared, cgroup })
+        Ok(LimitedCgroup { watcher: Some(watcher), shared })
     }
 
     pub(crate) fn dir(&self) -> &Path {
-        self.cgroup.dir()
+        self.shared.cgroup.dir()
     }
 
     /// Returns the words that start a command in it.
@@ -145,17 +138,16 @@ impl Shared {
     /// Keeps the statistics up to date, and raises the limit while the program waits for memory.
     fn watch(&self) {
         let mut raised_bytes = 0;
-        let set =
-            |raised_bytes: u64| fs::write(&self.limit_path, (self.limit_bytes + raised_bytes).to_string());
+        let set = |raised_bytes: u64| self.cgroup.set(LIMIT, &(self.limit_bytes + raised_bytes).to_string());
+        let control = self.cgroup.dir().join(OOM_CONTROL);
         for look in (0..LOOKS_PER_COUNT).cycle() {
             if self.ends.load(Ordering::Relaxed) {
                 return;
             }
             if look == 0 {
-                let _ = statistics(&self.dir);
+                let _ = statistics(self.cgroup.dir());
             }
-            let control = fs::read_to_string(&self.control_path).unwrap_or_default();
-            if control.contains("under_oom 1") {
+            if fs::read_to_string(&control).is_ok_and(|control| control.contains("under_oom 1")) {
                 self.raised.fetch_add(1, Ordering::Relaxed);
                 // More each time: the program may have used up at once what the last time gave.
                 raised_bytes += RAISED_BYTES;
@@ -173,20 +165,5 @@ impl Drop for LimitedCgroup {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         self.watcher.take().into_iter().for_each(|watcher| drop(watcher.join()));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_found_by_its_whole_name() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("memory.stat"), "cache 1\nswapcached 4096\nswap 8192\ntotal_swap 5\n")
-            .unwrap();
-        assert_eq!(read_stat(dir.path(), "swap").unwrap(), Some(8192));
-        assert_eq!(read_stat(dir.path(), "swapcached").unwrap(), Some(4096));
-        assert_eq!(read_stat(dir.path(), "rss").unwrap(), None);
     }
 }

@@ -30,17 +30,14 @@ pub struct Attached {
 impl Attached {
     /// Starts `PROGRAM up --attach` with an algorithm and more options, and waits until it names its device.
     pub fn new(program: &Path, algorithm: &str, size_bytes: u64, options: &[&str]) -> Result<Attached> {
-        let dir = runtime_dir()?;
-        let mut command = Command::new(program);
-        command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
-        command.arg("--size").arg(format!("{size_bytes}B")).arg("--attach").args(options);
-        let process = Some(Process::start(&mut command)?);
-        let mut attached = Attached { device: PathBuf::new(), program: program.to_owned(), process, dir };
-        if let Some(process) = &mut attached.process {
-            attached.device = process.wait_until("named its device", START_TIMEOUT, |process| {
-                named_device(&process.printed(), "attached")
-            })?;
-        }
+        let (device, program) = (PathBuf::new(), program.to_owned());
+        let mut attached = Attached { device, program, process: None, dir: runtime_dir()? };
+        let mut command = attached.command(&["up", "--attach", "--algorithm", algorithm]);
+        command.arg("--size").arg(format!("{size_bytes}B")).args(options);
+        let process = attached.process.insert(Process::start(&mut command)?);
+        attached.device = process.wait_until("named its device", START_TIMEOUT, |process| {
+            named_device(&process.printed(), "attached")
+        })?;
         Ok(attached)
     }
 

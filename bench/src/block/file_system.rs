@@ -13,6 +13,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use uzram::{Error, ErrorKind, Result};
@@ -20,7 +21,7 @@ use uzram::{Error, ErrorKind, Result};
 use super::disk::{Attached, Mounted};
 use super::{ALGORITHM, PATIENCE, check_kernel};
 use crate::engine::{KernelZram, ROUNDS};
-use crate::harness::process::{command, require, run_to_end, run_unless_stopped, runtime_dir};
+use crate::harness::process::{command, require, run, run_to_end, runtime_dir};
 use crate::harness::report::each;
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, io_error, read_back, unsupported};
@@ -73,8 +74,8 @@ fn round(options: &Options, device: &Path, contents: &[u8]) -> Result<[f64; 3]> 
 
     make(EXT4, device)?;
     let mounted = Mounted::new(device, EXT4, &mount_point)?;
-    let small_files = FsMark { threads: THREADS, folders: THREADS, files_per_thread: options.amount(500, 4) };
-    let files_per_s = small_files.run(&mount_point, dir.path())?;
+    let files = options.amount(500, 4);
+    let files_per_s = fs_mark(&mount_point, dir.path(), THREADS, THREADS, files, &options.stop)?;
     mounted.unmount()?;
     options.go_on()?;
 
@@ -99,35 +100,30 @@ pub fn make(name: &str, device: &Path) -> Result<()> {
     run_to_end(command.arg(device), PATIENCE).map(drop)
 }
 
-/// A run of `fs_mark`, which makes files, syncs each and keeps them.
-#[derive(Clone, Copy, Debug)]
-pub struct FsMark {
-    /// Threads.
-    pub threads: u32,
-    /// Folders, each of which is as many threads'. Its command line has room for few.
-    pub folders: u32,
-    /// Files that each of them makes.
-    pub files_per_thread: u32,
-}
-
-impl FsMark {
-    /// Runs it on a new file system; its log goes to another folder. Returns files a second.
-    pub fn run(self, mount_point: &Path, log_dir: &Path) -> Result<f64> {
-        let FsMark { threads, folders, files_per_thread } = self;
-        let mut command = command("fs_mark");
-        command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
-        command.args(["-k", "-s", &SMALL_FILE_BYTES.to_string(), "-n", &files_per_thread.to_string()]);
-        command.args(["-t", &threads.to_string()]);
-        for folder in 0..folders {
-            let dir = mount_point.join(format!("d{folder}"));
-            fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
-            command.arg("-d").arg(dir);
-        }
-        let printed = run_unless_stopped(&mut command, PATIENCE)?;
-        files_per_s(&printed, u64::from(threads) * u64::from(files_per_thread)).ok_or_else(|| {
-            Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
-        })
+/// Runs `fs_mark` on a new file system, in so many folders with as many of the threads each: its command
+/// line has room for few. It makes files, syncs each and keeps them; its log goes to another folder. Returns
+/// files a second.
+pub fn fs_mark(
+    mount_point: &Path,
+    log_dir: &Path,
+    folders: u32,
+    threads: u32,
+    files_per_thread: u32,
+    stop: &AtomicBool,
+) -> Result<f64> {
+    let mut command = command("fs_mark");
+    command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
+    command.args(["-k", "-s", &SMALL_FILE_BYTES.to_string(), "-n", &files_per_thread.to_string()]);
+    command.args(["-t", &threads.to_string()]);
+    for folder in 0..folders {
+        let dir = mount_point.join(format!("d{folder}"));
+        fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
+        command.arg("-d").arg(dir);
     }
+    let printed = run(&mut command, PATIENCE, || stop.load(Ordering::Relaxed))?;
+    files_per_s(&printed, u64::from(threads) * u64::from(files_per_thread)).ok_or_else(|| {
+        Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
+    })
 }
 
 /// Returns the rate in the row of `fs_mark`'s table, if the row says that so many files were made.

@@ -31,9 +31,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     thread::sleep(ms(2000, 200));
     options.go_on()?;
     let pids = family(daemon.pid()?);
-    let before = Clock::read(&pids)?;
-    thread::sleep(ms(5000, 300));
-    let cpu_percent = Clock::read(&pids)?.percent_since(&before);
+    let cpu_percent = cpu_percent(&pids, ms(5000, 300))?;
     let (resident_bytes, table_bytes) = resident(&pids, bytes_to_pages(size_bytes) * SLOT_BYTES)?;
     let cells = [
         ("area MiB", mib(size_bytes)),
@@ -46,43 +44,33 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     daemon.off().map(|()| report)
 }
 
-/// The CPU time of processes at some moment. The kernel's clock of a process counts nanoseconds; `utime` and
-/// `stime` of `/proc/PID/stat` count ticks of 10 ms, too coarse to tell idle from nearly idle in a few
-/// seconds.
-struct Clock {
-    at: Instant,
-    cpu: Duration,
+/// Returns the CPU time of processes during so long a time, in percent of one CPU.
+fn cpu_percent(pids: &[u32], duration: Duration) -> Result<f64> {
+    let cpu = || pids.iter().map(|pid| cpu_of(*pid)).sum::<Result<Duration>>();
+    let (start, before) = (Instant::now(), cpu()?);
+    thread::sleep(duration);
+    let (elapsed, after) = (start.elapsed(), cpu()?);
+    Ok(100.0 * after.saturating_sub(before).as_secs_f64() / elapsed.as_secs_f64())
 }
 
-impl Clock {
-    fn read(pids: &[u32]) -> Result<Clock> {
-        let at = Instant::now();
-        let cpu = pids.iter().map(|pid| Clock::cpu_of(*pid)).sum::<Result<Duration>>()?;
-        Ok(Clock { at, cpu })
+/// Returns the CPU time of a process by the kernel's clock, which counts nanoseconds; `utime` and `stime` of
+/// `/proc/PID/stat` count ticks of 10 ms, too coarse to tell idle from nearly idle in a few seconds.
+fn cpu_of(pid: u32) -> Result<Duration> {
+    let failed = |error: std::io::Error| {
+        Error::new(ErrorKind::Io, format!("cannot read the CPU clock of process {pid}: {error}"))
+    };
+    let mut clock = 0;
+    // SAFETY: `clock` is where its result goes.
+    match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) } {
+        0 => {}
+        error => return Err(failed(std::io::Error::from_raw_os_error(error))),
     }
-
-    fn cpu_of(pid: u32) -> Result<Duration> {
-        let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::Io, format!("cannot read the CPU clock of process {pid}: {error}"))
-        };
-        let mut clock = 0;
-        // SAFETY: `clock` is where its result goes.
-        match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) } {
-            0 => {}
-            error => return Err(failed(std::io::Error::from_raw_os_error(error))),
-        }
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is where its result goes.
-        if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
-            return Err(failed(std::io::Error::last_os_error()));
-        }
-        Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is where its result goes.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return Err(failed(std::io::Error::last_os_error()));
     }
-
-    fn percent_since(&self, before: &Clock) -> f64 {
-        let cpu = self.cpu.saturating_sub(before.cpu);
-        100.0 * cpu.as_secs_f64() / self.at.duration_since(before.at).as_secs_f64()
-    }
+    Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
 /// Returns the resident memory of processes without the slot table that they share, and the slot table's.
@@ -136,6 +124,8 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -169,11 +159,18 @@ mod tests {
     #[test]
     fn a_busy_process_is_not_idle() {
         let own = std::process::id();
-        let before = Clock::read(&[own]).unwrap();
-        let end = Instant::now() + Duration::from_millis(50);
-        while Instant::now() < end {}
-        assert!(Clock::read(&[own]).unwrap().percent_since(&before) > 1.0);
+        let ends = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop()
+                }
+            });
+            let percent = cpu_percent(&[own], Duration::from_millis(50));
+            ends.store(true, Ordering::Relaxed);
+            assert!(percent.unwrap() > 1.0);
+        });
         // No process has this ID, which is above PID_MAX_LIMIT.
-        assert!(Clock::read(&[(1 << 22) + 1]).is_err());
+        assert!(cpu_of((1 << 22) + 1).is_err());
     }
 }

@@ -32,7 +32,6 @@ use crate::harness::{Options, Report, unsupported};
 pub(crate) const ALGORITHM: &str = "lz4";
 /// The size of disks made to find out whether there can be any.
 const TRIED_BYTES: u64 = 4 << 20;
-/// The time after which a program counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs all measurements that are possible here.

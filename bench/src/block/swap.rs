@@ -9,14 +9,14 @@ use uzram::Result;
 use super::cgroup::Cgroup;
 use super::swap_area::{self, Side, SwapArea};
 use super::swap_user::{SwapTimes, SwapUser};
-use super::{ALGORITHM, check_kernel};
+use super::{ALGORITHM, check_disk, check_kernel};
 use crate::engine::ROUNDS;
 use crate::harness::report::{FigureOf, each};
 use crate::harness::rounds::in_turn;
 use crate::harness::steps::User;
 use crate::harness::{Options, Report, unsupported};
 
-pub(crate) const FIGURES: [FigureOf<SwapTimes>; 3] = [
+const FIGURES: [FigureOf<SwapTimes>; 3] = [
     ("swap-out, ms", |times| times.swap_out_ms),
     ("fault-in page by page, ms", |times| times.fault_in_ms),
     ("fault-in in no order, ms", |times| times.random_in_ms),
@@ -45,8 +45,28 @@ pub(super) fn measure(options: &Options, pages: &Path) -> Result<Report> {
     Ok(report)
 }
 
+/// Compares two daemons, which have these options: how fast each swaps out, and page by page in.
+pub(crate) fn compare(
+    options: &Options,
+    pages: &Path,
+    table: &str,
+    names: [&'static str; 2],
+    daemons: [&[&str]; 2],
+) -> Result<Report> {
+    check_disk(options.uzram()?)?;
+    check()?;
+    let turns = in_turn_with(options, pages, daemons.map(Side::Uzram))?;
+    let mut report = Report::default();
+    for (row, figure) in &FIGURES[..2] {
+        let [one, other] = turns.each_ref().map(|turns| each(turns, *figure));
+        report.compared(table, row, names, [&one, &other]);
+        report.ratio(table, row, "speed", [&other, &one]);
+    }
+    Ok(report)
+}
+
 /// Measures swap areas in turn, for a program whose memory a file of pages fills.
-pub(crate) fn in_turn_with<const N: usize>(
+fn in_turn_with<const N: usize>(
     options: &Options,
     pages: &Path,
     sides: [Side<'_>; N],

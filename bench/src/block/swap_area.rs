@@ -22,7 +22,6 @@ pub fn check() -> Result<()> {
     require(&["mkswap", "swapon", "swapoff"])
 }
 
-/// Whose a swap area is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side<'a> {
     /// A daemon's with these options.
@@ -56,7 +55,6 @@ impl SwapArea {
     }
 }
 
-/// A daemon in the background with an active swap area.
 pub(crate) struct SwapDaemon {
     program: PathBuf,
     dir: TempDir,
@@ -93,7 +91,6 @@ impl SwapDaemon {
         failed_writes.ok_or_else(|| Error::new(ErrorKind::Io, "the daemon does not say its failed_writes"))
     }
 
-    /// Returns the daemon's process ID.
     pub(super) fn pid(&self) -> Result<u32> {
         let path = self.dir.path().join("uzram.lock");
         let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
@@ -144,9 +141,8 @@ impl KernelSwap {
         self.try_off()
     }
 
-    /// Returns the bytes of memory that its pool has.
     pub(crate) fn pool_bytes(&self) -> Result<u64> {
-        Ok(self.zram.memory()?.used_bytes)
+        Ok(self.zram.memory()?[1])
     }
 
     fn try_off(&mut self) -> Result<()> {

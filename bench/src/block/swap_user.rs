@@ -4,19 +4,18 @@
 //! the cgroup's limit, raises the limit again, and touches one page after the other; then it does so again,
 //! and touches them in no order.
 
-use std::fs::{self, File};
+use std::fs;
 use std::hint::black_box;
-use std::io::{ErrorKind as IoErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use uzram::units::{PAGE_SIZE, bytes_to_pages};
+use uzram::units::bytes_to_pages;
 use uzram::{Error, ErrorKind, Result};
 
 use super::cgroup::read_stat;
-use crate::harness::corpus::AlignedPage;
+use crate::harness::corpus::{self, AlignedPage};
 use crate::harness::io_error;
 
 /// The memory limit while it is swapped out.
@@ -26,18 +25,15 @@ const TRIES: usize = 50;
 /// The limit of a cgroup without one.
 const NO_LIMIT: &str = "-1";
 
-/// The program's parameters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SwapUser {
     /// The folder of a cgroup of the memory controller, version 1, without a limit.
     pub(crate) cgroup: PathBuf,
-    /// A file of pages.
     pub(crate) pages: PathBuf,
     /// The size of its memory, which these pages fill repeatedly.
     pub(crate) size_bytes: u64,
 }
 
-/// Its measurements.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SwapTimes {
     /// The time until the limit was reached.
@@ -52,7 +48,6 @@ pub(crate) struct SwapTimes {
 }
 
 impl SwapUser {
-    /// Runs the program.
     pub(crate) fn run(&self) -> Result<SwapTimes> {
         self.set("cgroup.procs", &std::process::id().to_string())?;
         let memory = self.fill()?;
@@ -88,22 +83,8 @@ impl SwapUser {
     }
 
     fn fill(&self) -> Result<Vec<AlignedPage>> {
-        let failed = |error| io_error(&self.pages, error);
-        let mut file = File::open(&self.pages).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() < PAGE_SIZE as u64 {
-            return Err(Error::invalid(format!("{} holds no page", self.pages.display())));
-        }
-        let count = bytes_to_pages(self.size_bytes) as usize;
-        let mut memory = Vec::with_capacity(count);
-        while memory.len() < count {
-            let mut page = AlignedPage([0; _]);
-            match file.read_exact(&mut page.0) {
-                Ok(()) => memory.push(page),
-                Err(error) if error.kind() == IoErrorKind::UnexpectedEof => file.rewind().map_err(failed)?,
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Ok(memory)
+        let (corpus, count) = (corpus::load(&self.pages)?, bytes_to_pages(self.size_bytes) as usize);
+        Ok((0..count).map(|page| AlignedPage(*corpus.page(page))).collect())
     }
 
     /// Lowers the limit, which returns when the kernel has reached it.
@@ -148,6 +129,7 @@ fn checksum(memory: &[AlignedPage]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uzram::units::PAGE_SIZE;
 
     #[test]
     fn memory_holds_the_pages_again_and_again() {

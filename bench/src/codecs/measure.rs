@@ -12,7 +12,6 @@ use std::hint::black_box;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use uzram::Result;
 use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page};
@@ -21,6 +20,7 @@ use uzram_cli::process_pages::spread;
 use crate::harness::corpus::Corpus;
 use crate::harness::rounds::order;
 use crate::harness::stats::median;
+use crate::harness::usage::thread_time;
 use crate::harness::{go_on, read_back};
 
 const SLICE_PAGES: usize = 64;
@@ -82,24 +82,23 @@ impl Variant {
         Ok(stored_bytes)
     }
 
-    /// Compresses a slice and decompresses it.
     fn code(&mut self, which: usize, slice: &[&Page]) -> Result<()> {
         self.lens.clear();
-        let (mut at, start) = (0, cpu_seconds());
+        let (mut at, start) = (0, thread_time());
         for page in slice {
             let len = self.encoder.encode(page, &mut self.encoded[at..]).filter(|len| *len < PAGE_SIZE);
             at += len.unwrap_or(0);
             self.lens.push(len);
         }
-        let encoding = cpu_seconds() - start;
+        let encoding = thread_time() - start;
 
-        let (mut at, start) = (0, cpu_seconds());
+        let (mut at, start) = (0, thread_time());
         for len in self.lens.iter().flatten() {
             self.decoder.decode(&self.encoded[at..at + len], &mut self.page)?;
             black_box(&self.page);
             at += len;
         }
-        let decoding = cpu_seconds() - start;
+        let decoding = thread_time() - start;
 
         if self.slices.len() <= which {
             self.slices.resize_with(which + 1, Spent::default);
@@ -108,8 +107,8 @@ impl Variant {
         // The same in each round.
         spent.encoded_bytes = slice.len() * PAGE_SIZE;
         spent.decoded_bytes = self.lens.iter().flatten().count() * PAGE_SIZE;
-        spent.encoding.push(encoding);
-        spent.decoding.push(decoding);
+        spent.encoding.push(encoding.as_secs_f64());
+        spent.decoding.push(decoding.as_secs_f64());
         Ok(())
     }
 
@@ -127,11 +126,6 @@ impl Variant {
             speed(|spent| spent.decoded_bytes, |spent| &spent.decoding),
         ]
     }
-}
-
-fn cpu_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Measures rounds over slices that are evenly spread over the pages: as many as a round of about `duration`

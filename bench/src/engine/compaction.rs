@@ -1,7 +1,7 @@
 //! The gains and costs of compaction: how tightly a scattered pool is packed, beside what its objects need
 //! and the kernel's, and how reads slow down meanwhile.
 //!
-//! A pool is scattered by overwrites of random pages, with contents whose sizes change over time (`Churn`).
+//! A pool is scattered by overwrites of random pages, with contents whose sizes change over time (`churn`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,7 +14,7 @@ use uzram::zsmalloc::ClassStat;
 
 use super::compare::{ROUNDS, add_rounds, speeds};
 use super::kernel_zram::KernelDevice;
-use super::measure::{Measurement, Plan, Until, measure};
+use super::measure::{Measurement, Plan, measure};
 use super::packed::Packed;
 use super::pattern::Pattern;
 use super::target::{Target, verify_pages};
@@ -36,8 +36,6 @@ const OVERWRITTEN_PER_SECOND: f64 = 0.05;
 const WRITE_EVERY: Duration = Duration::from_millis(1);
 /// The time for a running step of the background compactor to end.
 const SETTLE: Duration = Duration::from_millis(50);
-/// The rate limit of the background compactor.
-const COMPACT_RATE: &str = "256M";
 
 /// The pages of a corpus in two halves, by their compressed sizes.
 struct Halves {
@@ -58,33 +56,20 @@ impl Halves {
     }
 }
 
-/// An endless sequence of overwrites, each a page of the device and one of the corpus; the same seed gives
-/// the same one. Pages of the corpus are from its upper and its lower half in turn: in each pass some classes
-/// lose objects that others gain, as when a disk's use changes.
-struct Churn<'a> {
-    halves: &'a Halves,
+/// Returns an endless sequence of overwrites, each a page of the device and one of the corpus; the same seed
+/// gives the same one. Pages of the corpus are from its upper and its lower half in turn: in each pass of so
+/// many overwrites some classes lose objects that others gain, as when a disk's use changes.
+fn churn(
+    halves: &Halves,
     page_count: usize,
-    /// Overwrites from one half before those from the other.
     pass: usize,
-    done: usize,
-    rng: fastrand::Rng,
-}
-
-impl<'a> Churn<'a> {
-    fn new(halves: &'a Halves, page_count: usize, pass: usize, seed: u64) -> Churn<'a> {
-        Churn { halves, page_count, pass: pass.max(1), done: 0, rng: fastrand::Rng::with_seed(seed) }
-    }
-}
-
-impl Iterator for Churn<'_> {
-    type Item = (usize, usize);
-
-    fn next(&mut self) -> Option<(usize, usize)> {
-        let from = self.halves.pages((self.done / self.pass).is_multiple_of(2));
-        self.done = self.done.wrapping_add(1);
-        let page = self.rng.usize(..self.page_count);
-        Some((page, from[self.rng.usize(..from.len())]))
-    }
+    seed: u64,
+) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    (0usize..).map(move |done| {
+        let from = halves.pages((done / pass.max(1)).is_multiple_of(2));
+        (rng.usize(..page_count), from[rng.usize(..from.len())])
+    })
 }
 
 /// Measures both.
@@ -93,91 +78,116 @@ pub fn run(options: &Options) -> Result<Report> {
     let halves = Halves::new(&corpus, &options.algorithm)?;
     let page_count = page_of(options.amount(256 << 20, 4 << 20)) as usize;
     let mut report = Report::default();
-    density(options, &corpus, &halves, page_count, &mut report)?;
-    reads(options, &corpus, &halves, page_count, &mut report)?;
+    let pools = Pools { options, corpus: &corpus, halves, page_count };
+    pools.density(&mut report)?;
+    pools.reads(&mut report)?;
     Ok(report)
 }
 
-/// Fills and scatters a device and compacts it; then the kernel's, with the same pages in the same order.
-fn density(
-    options: &Options,
-    corpus: &Corpus,
-    halves: &Halves,
+struct Pools<'a> {
+    options: &'a Options,
+    corpus: &'a Corpus,
+    halves: Halves,
     page_count: usize,
-    report: &mut Report,
-) -> Result<()> {
-    const TABLE: &str = "compaction";
-    let size_bytes = pages_to_bytes(page_count as u64);
-    let scatter = |target: &dyn Target| scatter(target, options, corpus, halves, page_count);
-    // Only the explicit `compact` below may compact.
-    let device = UzramDevice::with_attributes(&[("compact_threshold", "0".to_owned())], size_bytes)?;
-    let contents = scatter(&device)?;
-    let scattered = device.stats();
-    let start = Instant::now();
-    device.set("compact", "1")?;
-    let compact_ms = start.elapsed().as_secs_f64() * 1e3;
-    let (compacted, classes) = (device.stats(), device.class_stats());
-    verify_pages(&device, corpus, contents.into_iter().enumerate())?;
-    drop(device);
-
-    let ideal_bytes = classes.iter().map(side_by_side_bytes).sum();
-    let objects: u64 = classes.iter().map(|class| class.obj_used).sum();
-    let object_bytes = compacted.compr_data_bytes + (objects - compacted.huge_pages) * HEADER_BYTES;
-    for (name, stats) in [("scattered", &scattered), ("compacted", &compacted)] {
-        let cells = [
-            ("used MiB", mib(stats.mem_used_bytes)),
-            ("charged MiB", mib(stats.mem_charged_bytes)),
-            ("chunks MiB", mib(stats.mem_chunk_bytes)),
-            ("used / objects", quotient(stats.mem_used_bytes, object_bytes)),
-            ("used / packed", quotient(stats.mem_used_bytes, ideal_bytes)),
-            ("chunks / charged", quotient(stats.mem_chunk_bytes, stats.mem_charged_bytes)),
-        ];
-        report.row(TABLE, name, &cells);
-    }
-    match KernelDevice::add(&options.algorithm, size_bytes) {
-        Ok(kernel) => {
-            let contents = scatter(&kernel)?;
-            let scattered_bytes = kernel.zram.memory()?.used_bytes;
-            kernel.zram.compact()?;
-            let used_bytes = kernel.zram.memory()?.used_bytes;
-            verify_pages(&kernel, corpus, contents.into_iter().enumerate())?;
-            report.row(TABLE, "kernel zram, scattered", &[("used MiB", mib(scattered_bytes))]);
-            report.row(TABLE, "kernel zram, compacted", &[("used MiB", mib(used_bytes))]);
-            let ratio = quotient(compacted.mem_used_bytes, used_bytes);
-            report.row(TABLE, "compacted", &[("used / kernel's", ratio)]);
-        }
-        Err(error) => report.note(format!("not compared with kernel zram's compaction: {error}")),
-    }
-    report.note(format!(
-        "compaction of {} after {OVERWRITES_PER_PAGE} overwrites of each page, in {compact_ms:.0} ms; objects {}, \
-         packed by class {}",
-        format_size(size_bytes),
-        format_size(object_bytes),
-        format_size(ideal_bytes)
-    ));
-    Ok(())
 }
 
-/// Fills a target and scatters its pool; returns which corpus page each page then holds.
-fn scatter(
-    target: &dyn Target,
-    options: &Options,
-    corpus: &Corpus,
-    halves: &Halves,
-    page_count: usize,
-) -> Result<Vec<usize>> {
-    target.fill(corpus)?;
-    let mut contents: Vec<usize> = (0..page_count).collect();
-    let mut worker = target.worker()?;
-    let churn = Churn::new(halves, page_count, page_count, SEED);
-    for (number, (page, corpus_page)) in churn.take(page_count * OVERWRITES_PER_PAGE).enumerate() {
-        worker.write(page, corpus.page(corpus_page))?;
-        contents[page] = corpus_page;
-        if number % LOOK_EVERY == 0 {
-            go_on(&options.stop)?;
+impl Pools<'_> {
+    /// Fills and scatters a device and compacts it; then the kernel's, with the same pages in the same order.
+    fn density(&self, report: &mut Report) -> Result<()> {
+        const TABLE: &str = "compaction";
+        let size_bytes = pages_to_bytes(self.page_count as u64);
+        // Only the explicit `compact` below may compact.
+        let device = UzramDevice::with_attributes(&[("compact_threshold", "0".to_owned())], size_bytes)?;
+        let contents = self.scatter(&device)?;
+        let scattered = device.device.stats();
+        let start = Instant::now();
+        device.device.set("compact", "1")?;
+        let compact_ms = start.elapsed().as_secs_f64() * 1e3;
+        let (compacted, classes) = (device.device.stats(), device.device.class_stats());
+        verify_pages(&device, self.corpus, contents.into_iter().enumerate())?;
+        drop(device);
+
+        let ideal_bytes = classes.iter().map(side_by_side_bytes).sum();
+        let objects: u64 = classes.iter().map(|class| class.obj_used).sum();
+        let object_bytes = compacted.compr_data_bytes + (objects - compacted.huge_pages) * HEADER_BYTES;
+        for (name, stats) in [("scattered", &scattered), ("compacted", &compacted)] {
+            let cells = [
+                ("used MiB", mib(stats.mem_used_bytes)),
+                ("charged MiB", mib(stats.mem_charged_bytes)),
+                ("chunks MiB", mib(stats.mem_chunk_bytes)),
+                ("used / objects", quotient(stats.mem_used_bytes, object_bytes)),
+                ("used / packed", quotient(stats.mem_used_bytes, ideal_bytes)),
+                ("chunks / charged", quotient(stats.mem_chunk_bytes, stats.mem_charged_bytes)),
+            ];
+            report.row(TABLE, name, &cells);
         }
+        match KernelDevice::add(&self.options.algorithm, size_bytes) {
+            Ok(kernel) => {
+                let contents = self.scatter(&kernel)?;
+                let [_, scattered_bytes] = kernel.zram.memory()?;
+                kernel.zram.compact()?;
+                let [_, used_bytes] = kernel.zram.memory()?;
+                verify_pages(&kernel, self.corpus, contents.into_iter().enumerate())?;
+                report.row(TABLE, "kernel zram, scattered", &[("used MiB", mib(scattered_bytes))]);
+                report.row(TABLE, "kernel zram, compacted", &[("used MiB", mib(used_bytes))]);
+                let ratio = quotient(compacted.mem_used_bytes, used_bytes);
+                report.row(TABLE, "compacted", &[("used / kernel's", ratio)]);
+            }
+            Err(error) => report.note(format!("not compared with kernel zram's compaction: {error}")),
+        }
+        report.note(format!(
+            "compaction of {} after {OVERWRITES_PER_PAGE} overwrites of each page, in {compact_ms:.0} ms; objects {}, \
+             packed by class {}",
+            format_size(size_bytes),
+            format_size(object_bytes),
+            format_size(ideal_bytes)
+        ));
+        Ok(())
     }
-    Ok(contents)
+
+    /// Fills a target and scatters its pool; returns which corpus page each page then holds.
+    fn scatter(&self, target: &dyn Target) -> Result<Vec<usize>> {
+        let Pools { options, corpus, ref halves, page_count } = *self;
+        target.fill(corpus)?;
+        let mut contents: Vec<usize> = (0..page_count).collect();
+        let mut worker = target.worker()?;
+        let churn = churn(halves, page_count, page_count, SEED);
+        for (number, (page, corpus_page)) in churn.take(page_count * OVERWRITES_PER_PAGE).enumerate() {
+            worker.write(page, corpus.page(corpus_page))?;
+            contents[page] = corpus_page;
+            if number % LOOK_EVERY == 0 {
+                go_on(&options.stop)?;
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Reads random pages while another thread overwrites some, so that there is always something to compact,
+    /// but only in every other round is it compacted, by the device's own thread, with compact_threshold=1
+    /// and compact_rate=256M. Each of these is compared with the other one of its round.
+    fn reads(&self, report: &mut Report) -> Result<()> {
+        let Pools { options, corpus, ref halves, page_count } = *self;
+        const TABLE: &str = "randread during compaction";
+        let attributes = [("compact_threshold", "0"), ("compact_rate", "256M")]
+            .map(|(name, value)| (name, value.to_owned()));
+        let device = UzramDevice::with_attributes(&attributes, pages_to_bytes(page_count as u64))?;
+        device.fill(corpus)?;
+        for jobs in [1, 2] {
+            let rounds: [_; 2] = in_turn(options.rounds(ROUNDS), &options.stop, |number, which| {
+                let plan = Plan::of_round(options, Pattern::RandRead, jobs, number, corpus, page_count);
+                round(&device, which == 1, &plan, halves)
+            })?;
+            let p999 = |rounds: &[Measurement]| each(rounds, |round| round.latencies.quantile_us(0.999));
+            let idle = &rounds[0];
+            for (name, reads) in ["nobody", "background"].into_iter().zip(&rounds) {
+                let row = format!("{}, {name}", jobs_text(jobs));
+                add_rounds(report, TABLE, &row, reads);
+                report.ratio(TABLE, &row, "MB/s ratio", [&speeds(reads), &speeds(idle)]);
+                report.ratio(TABLE, &row, "p99.9 ratio", [&p999(reads), &p999(idle)]);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Returns the size of a class with full zspages only, except one, of which only the needed pages count.
@@ -187,61 +197,19 @@ fn side_by_side_bytes(stat: &ClassStat) -> u64 {
     pages_to_bytes(stat.obj_used / objs * pages + rest_bytes.div_ceil(PAGE_SIZE as u64))
 }
 
-/// Who compacts: nobody, or the device's own thread, with compact_threshold=1 and compact_rate=256M.
-const COMPACTORS: [&str; 2] = ["nobody", "background"];
-
-/// Reads random pages while another thread overwrites some, so that there is always something to compact, but
-/// only in every other round is it compacted. Each of these is compared with the other one of its round.
-fn reads(
-    options: &Options,
-    corpus: &Corpus,
-    halves: &Halves,
-    page_count: usize,
-    report: &mut Report,
-) -> Result<()> {
-    const TABLE: &str = "randread during compaction";
-    let attributes = [("compact_threshold", "0"), ("compact_rate", COMPACT_RATE)]
-        .map(|(name, value)| (name, value.to_owned()));
-    let device = UzramDevice::with_attributes(&attributes, pages_to_bytes(page_count as u64))?;
-    device.fill(corpus)?;
-    for jobs in [1, 2] {
-        let rounds: [_; 2] = in_turn(options.rounds(ROUNDS), &options.stop, |number, which| {
-            let plan = Plan {
-                pattern: Pattern::RandRead,
-                jobs,
-                until: Until::Elapsed(options.duration),
-                seed: SEED.wrapping_add(number as u64),
-                corpus,
-                page_count,
-                stop: &options.stop,
-            };
-            round(&device, which == 1, &plan, halves)
-        })?;
-        let p999 = |rounds: &[Measurement]| each(rounds, |round| round.latencies.quantile_us(0.999));
-        let idle = &rounds[0];
-        for (name, reads) in COMPACTORS.iter().zip(&rounds) {
-            let row = format!("{}, {name}", jobs_text(jobs));
-            add_rounds(report, TABLE, &row, reads);
-            report.ratio(TABLE, &row, "MB/s ratio", [&speeds(reads), &speeds(idle)]);
-            report.ratio(TABLE, &row, "p99.9 ratio", [&p999(reads), &p999(idle)]);
-        }
-    }
-    Ok(())
-}
-
 /// Reads while the device is overwritten and, perhaps, compacted.
 fn round(device: &UzramDevice, compacts: bool, plan: &Plan<'_>, halves: &Halves) -> Result<Measurement> {
     let ends = &AtomicBool::new(false);
     let reads = thread::scope(|scope| {
         let writer = scope.spawn(move || overwrite(device, plan, halves, ends));
-        let set = if compacts { device.set("compact_threshold", "1") } else { Ok(()) };
+        let set = if compacts { device.device.set("compact_threshold", "1") } else { Ok(()) };
         let reads = set.and_then(|()| measure(device, plan));
         ends.store(true, Ordering::Relaxed);
         joined(writer)?;
         reads
     })?;
     if compacts {
-        device.set("compact_threshold", "0")?;
+        device.device.set("compact_threshold", "0")?;
         thread::sleep(SETTLE);
     }
     Ok(reads)
@@ -252,7 +220,7 @@ fn overwrite(device: &UzramDevice, plan: &Plan<'_>, halves: &Halves, ends: &Atom
     let pages_per_s = plan.page_count as f64 * OVERWRITTEN_PER_SECOND;
     // Sizes change several times within a measurement.
     let pass = (pages_per_s / 4.0) as usize;
-    let mut churn = Churn::new(halves, plan.page_count, pass, !plan.seed);
+    let mut churn = churn(halves, plan.page_count, pass, !plan.seed);
     let mut worker = device.worker()?;
     let (start, mut written) = (Instant::now(), 0);
     while !ends.load(Ordering::Relaxed) {
@@ -282,7 +250,7 @@ mod tests {
     #[test]
     fn passes_take_from_the_halves_in_turn() {
         let halves = Halves::new(&corpus(&[4000, 100, 3000, 50, 2000]), &Algorithm::default()).unwrap();
-        let overwrites = |seed| Churn::new(&halves, 9, 10, seed).take(40).collect::<Vec<_>>();
+        let overwrites = |seed| churn(&halves, 9, 10, seed).take(40).collect::<Vec<_>>();
         let done = overwrites(1);
         assert!(done == overwrites(1) && done != overwrites(2));
         for (number, (page, corpus_page)) in done.iter().enumerate() {
@@ -290,7 +258,7 @@ mod tests {
             assert_eq!([0, 2, 4].contains(corpus_page), number / 10 % 2 == 0, "{number}");
         }
         let halves = Halves::new(&corpus(&[9]), &Algorithm::default()).unwrap();
-        assert!(Churn::new(&halves, 2, 1, 1).take(9).all(|(_, corpus_page)| corpus_page == 0));
+        assert!(churn(&halves, 2, 1, 1).take(9).all(|(_, corpus_page)| corpus_page == 0));
     }
 
     #[test]

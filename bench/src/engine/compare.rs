@@ -2,13 +2,13 @@
 
 use uzram::Result;
 
-use super::measure::{Measurement, Plan, Until, measure};
+use super::measure::{Measurement, Plan, measure};
 use super::pattern::Pattern;
 use super::target::Target;
 use crate::harness::corpus::Corpus;
 use crate::harness::report::{each, jobs_text};
 use crate::harness::rounds::in_turn_by_jobs;
-use crate::harness::{Options, Report, SEED};
+use crate::harness::{Options, Report};
 
 pub(crate) const ROUNDS: usize = 5;
 
@@ -43,15 +43,7 @@ pub(super) fn compare(
         written |= pattern.writes();
         let rounds = options.rounds(ROUNDS);
         let cells = in_turn_by_jobs(rounds, comparison.jobs, targets.len(), &options.stop, |turn| {
-            let plan = Plan {
-                pattern,
-                jobs: turn.jobs,
-                until: Until::Elapsed(options.duration),
-                seed: SEED.wrapping_add(turn.round as u64),
-                corpus,
-                page_count,
-                stop: &options.stop,
-            };
+            let plan = Plan::of_round(options, pattern, turn.jobs, turn.round, corpus, page_count);
             measure(targets[turn.variant], &plan)
         })?;
         for (cell, &jobs) in cells.iter().zip(comparison.jobs) {

@@ -43,6 +43,7 @@ pub struct Bench<'a> {
 pub fn run(bench: &Bench<'_>) -> Result<Report> {
     let Bench { comparison: Comparison { options, .. }, against, .. } = *bench;
     options.check(&[])?;
+    // The engine stores same-filled pages without its codec: there would be nothing to compare.
     let corpus = match against.contains(&Against::Codec) {
         true => options.load_corpus()?.without_same_filled()?,
         false => options.load_corpus()?,
@@ -53,7 +54,7 @@ pub fn run(bench: &Bench<'_>) -> Result<Report> {
     let mut report = Report::default();
 
     let named = |name, attributes: &[(&str, String)]| {
-        UzramDevice::with_attributes(attributes, size_bytes).map(|device| device.named(name))
+        UzramDevice::with_attributes(attributes, size_bytes).map(|device| UzramDevice { name, ..device })
     };
     let with_algorithm = ("comp_algorithm", algorithm.to_string());
     let device = named("uzram", std::slice::from_ref(&with_algorithm))?;
@@ -97,7 +98,7 @@ fn add_memory(
 ) -> Result<()> {
     const TABLE: &str = "memory of a filled device";
     let size = if of_corpus { "as large as the corpus" } else { "of another size" };
-    let stats = device.stats();
+    let stats = device.device.stats();
     let mut add = |name, compressed, used| {
         let cells = [
             ("compressed MiB", mib(compressed)),
@@ -108,8 +109,8 @@ fn add_memory(
     };
     add("uzram", stats.compr_data_bytes, stats.mem_used_bytes);
     if let Some(kernel) = kernel {
-        let memory = kernel.zram.memory()?;
-        add("kernel", memory.compressed_bytes, memory.used_bytes);
+        let [compressed_bytes, used_bytes] = kernel.zram.memory()?;
+        add("kernel", compressed_bytes, used_bytes);
     }
     Ok(())
 }
@@ -142,15 +143,11 @@ pub fn of_targets(options: &Options) -> Result<Report> {
     const PATTERNS: [Pattern; 2] = [Pattern::RandRead, Pattern::RandWrite];
     let comparison = Comparison { options, table: "4 KiB pages", patterns: &PATTERNS, jobs: &[1, 2] };
     let against = &[Against::Codec, Against::Kernel];
-    let mut report = run(&Bench { comparison, size_bytes: None, against, memory: false })?;
+    let speed = Bench { comparison, size_bytes: None, against, memory: false };
+    let mut report = run(&speed)?;
     PATTERNS.into_iter().for_each(|pattern| add_gain(&mut report, pattern));
     let slices = Comparison { options: &options.in_slices(ROUNDS), table: "beside no LRU", ..comparison };
-    report.append(run(&Bench {
-        comparison: slices,
-        size_bytes: None,
-        against: &[Against::NoLru],
-        memory: false,
-    })?);
+    report.append(run(&Bench { comparison: slices, against: &[Against::NoLru], ..speed })?);
     let comparison = Comparison { patterns: &[], ..comparison };
     for size_bytes in [None, Some(options.amount(1 << 30, 1 << 20))] {
         report.append(run(&Bench { comparison, size_bytes, against: &[Against::Kernel], memory: true })?);

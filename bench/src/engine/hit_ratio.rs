@@ -20,14 +20,16 @@ const MEMORY_PERCENT: [u32; 2] = [5, 20];
 pub fn run(options: &Options) -> Result<Report> {
     let (pages, uses) = options.amount((100_000, 1_000_000), (2000, 20_000));
     let mut report = Report::default();
-    for trace in Trace::ALL {
-        let used = trace.generate(pages, uses, SEED);
+    for (name, generate) in TRACES {
+        let used = generate(pages, uses, SEED);
         for percent in MEMORY_PERCENT {
             options.go_on()?;
             let capacity_pages = (u64::from(pages) * u64::from(percent) / 100) as usize;
-            let exact = replay(&mut ExactLru::new(pages, capacity_pages), &used)?;
-            let hits = replay(&mut EngineLru::new(pages, capacity_pages)?, &used)?;
-            let row = format!("{}, {percent} % in memory", trace.name());
+            let mut exact = ExactLru::new(pages, capacity_pages);
+            let mut engine = EngineLru::new(pages, capacity_pages)?;
+            let exact = replay(&used, |page| Ok(exact.touch(page)))?;
+            let hits = replay(&used, |page| engine.touch(page))?;
+            let row = format!("{name}, {percent} % in memory");
             let cells = [("hits %", hits), ("exact LRU %", exact), ("points", hits - exact)];
             report.row("hits", &row, &cells);
         }
@@ -36,19 +38,14 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Returns the percentage of uses that found their page in memory.
-fn replay(cache: &mut impl Cache, used: &[u32]) -> Result<f64> {
+/// Returns the percentage of uses that found their page in memory. `touch` uses a page, and returns whether
+/// it was there; afterwards it is.
+fn replay(used: &[u32], mut touch: impl FnMut(u32) -> Result<bool>) -> Result<f64> {
     let mut hits = 0usize;
     for page in used {
-        hits += usize::from(cache.touch(*page)?);
+        hits += usize::from(touch(*page)?);
     }
     Ok(hits as f64 / used.len() as f64 * 100.0)
-}
-
-/// Memory for a number of pages.
-trait Cache {
-    /// Uses a page, and returns whether it was in memory. Afterwards it is.
-    fn touch(&mut self, page: u32) -> Result<bool>;
 }
 
 /// Evicts the page with the oldest last use.
@@ -66,10 +63,8 @@ impl ExactLru {
         let last_uses = vec![None; pages as usize];
         ExactLru { capacity_pages, now: 0, last_uses, by_last_use: BTreeMap::new() }
     }
-}
 
-impl Cache for ExactLru {
-    fn touch(&mut self, page: u32) -> Result<bool> {
+    fn touch(&mut self, page: u32) -> bool {
         self.now += 1;
         let last_use = self.last_uses[page as usize].replace(self.now);
         last_use.inspect(|last_use| _ = self.by_last_use.remove(last_use));
@@ -79,7 +74,7 @@ impl Cache for ExactLru {
         {
             self.last_uses[coldest as usize] = None;
         }
-        Ok(last_use.is_some())
+        last_use.is_some()
     }
 }
 
@@ -125,13 +120,7 @@ impl EngineLru {
         }
         Err(broken(format!("gave none of {} pages out", self.pages_in_memory)))
     }
-}
 
-fn broken(what: String) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("the LRU {what}"))
-}
-
-impl Cache for EngineLru {
     fn touch(&mut self, page: u32) -> Result<bool> {
         if self.in_memory[page as usize] {
             self.lru.mark(page);
@@ -145,41 +134,35 @@ impl Cache for EngineLru {
     }
 }
 
-/// A kind of trace; a seed and a size give the same trace every time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trace {
-    /// The nth page is used in proportion to 1 / n; which page is the nth is random.
-    Zipf,
-    /// Zipf among one half of the pages, and after each such use one page of the other half, in order.
-    ScanThroughZipf,
-    /// A quarter of the pages, in order, again and again: an exact LRU with memory for less keeps none of
-    /// them until it is used again.
-    Loop,
+fn broken(what: String) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the LRU {what}"))
 }
 
-impl Trace {
-    const ALL: [Trace; 3] = [Trace::Zipf, Trace::ScanThroughZipf, Trace::Loop];
+/// Generates so many uses of pages below a number, which is at least 4; a seed gives the same trace every
+/// time.
+type Generate = fn(u32, usize, u64) -> Vec<u32>;
 
-    const fn name(self) -> &'static str {
-        match self {
-            Trace::Zipf => "Zipf",
-            Trace::ScanThroughZipf => "scan through Zipf",
-            Trace::Loop => "loop",
-        }
-    }
+const TRACES: [(&str, Generate); 3] = [
+    ("Zipf", zipf),
+    ("scan through Zipf", scan_through_zipf),
+    ("loop", |pages, uses, _| in_loop(pages, uses)),
+];
 
-    /// Generates so many uses of pages below `pages`, which is at least 4.
-    fn generate(self, pages: u32, uses: usize, seed: u64) -> Vec<u32> {
-        match self {
-            Trace::Zipf => Zipf::new(pages, 1.0, seed).take(uses).collect(),
-            Trace::ScanThroughZipf => {
-                let half = pages / 2;
-                let scan = (half..pages).cycle();
-                Zipf::new(half, 1.0, seed).zip(scan).flat_map(<[u32; 2]>::from).take(uses).collect()
-            }
-            Trace::Loop => (0..pages / 4).cycle().take(uses).collect(),
-        }
-    }
+/// The nth page is used in proportion to 1 / n; which page is the nth is random.
+fn zipf(pages: u32, uses: usize, seed: u64) -> Vec<u32> {
+    Zipf::new(pages, 1.0, seed).take(uses).collect()
+}
+
+/// Zipf among one half of the pages, and after each such use one page of the other half, in order.
+fn scan_through_zipf(pages: u32, uses: usize, seed: u64) -> Vec<u32> {
+    let half = pages / 2;
+    Zipf::new(half, 1.0, seed).zip((half..pages).cycle()).flat_map(<[u32; 2]>::from).take(uses).collect()
+}
+
+/// A quarter of the pages, in order, again and again: an exact LRU with memory for less keeps none of them
+/// until it is used again.
+fn in_loop(pages: u32, uses: usize) -> Vec<u32> {
+    (0..pages / 4).cycle().take(uses).collect()
 }
 
 #[cfg(test)]
@@ -199,7 +182,7 @@ mod tests {
                 if queue.len() > 13 {
                     queue.remove(0);
                 }
-                assert_eq!(exact.touch(page).unwrap(), before.is_some(), "seed {seed} step {step}");
+                assert_eq!(exact.touch(page), before.is_some(), "seed {seed} step {step}");
             }
         }
     }
@@ -230,7 +213,7 @@ mod tests {
     fn pages_that_are_all_in_use_are_evicted_nonetheless() {
         let mut cache = EngineLru::new(50, 40).unwrap();
         let used: Vec<u32> = (0..40).flat_map(|page| [page; 3]).collect();
-        replay(&mut cache, &used).unwrap();
+        replay(&used, |page| cache.touch(page)).unwrap();
         assert!(!cache.touch(45).unwrap());
         assert!(cache.pages_in_memory <= 40);
     }
@@ -240,7 +223,7 @@ mod tests {
 
     #[test]
     fn zipf_gives_each_rank_its_share() {
-        let trace = Trace::Zipf.generate(PAGES, USES, 1);
+        let trace = zipf(PAGES, USES, 1);
         assert_eq!(trace.len(), USES);
         let mut counts = vec![0; PAGES as usize];
         trace.iter().for_each(|page| counts[*page as usize] += 1);
@@ -255,17 +238,17 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_trace() {
-        for trace in Trace::ALL {
-            let [first, again, other] = [1, 1, 2].map(|seed| trace.generate(PAGES, USES, seed));
-            assert_eq!(first, again, "{}", trace.name());
-            assert_eq!(first == other, trace == Trace::Loop, "{}", trace.name());
-            assert!(first.iter().all(|page| *page < PAGES), "{}", trace.name());
+        for (name, generate) in TRACES {
+            let [first, again, other] = [1, 1, 2].map(|seed| generate(PAGES, USES, seed));
+            assert_eq!(first, again, "{name}");
+            assert_eq!(first == other, name == "loop", "{name}");
+            assert!(first.iter().all(|page| *page < PAGES), "{name}");
         }
     }
 
     #[test]
     fn a_scan_goes_through_one_half_in_order() {
-        let trace = Trace::ScanThroughZipf.generate(PAGES, USES, 3);
+        let trace = scan_through_zipf(PAGES, USES, 3);
         assert_eq!(trace.len(), USES);
         for (nth, pair) in trace.chunks(2).enumerate() {
             assert!(pair[0] < PAGES / 2);

@@ -26,14 +26,6 @@ pub struct KernelZram {
     id: u32,
 }
 
-/// The kernel's `mm_stat`.
-pub(crate) struct KernelMemory {
-    /// compr_data_size.
-    pub(crate) compressed_bytes: u64,
-    /// mem_used_total.
-    pub(crate) used_bytes: u64,
-}
-
 impl KernelZram {
     /// Adds a device with an algorithm by the kernel's name, which uzram need not have.
     pub fn add(algorithm: &str, size_bytes: u64) -> Result<KernelZram> {
@@ -70,11 +62,12 @@ impl KernelZram {
         self.write("compact", "1")
     }
 
-    pub(crate) fn memory(&self) -> Result<KernelMemory> {
+    /// Returns the bytes of compressed pages and of memory used, `compr_data_size` and `mem_used_total`.
+    pub(crate) fn memory(&self) -> Result<[u64; 2]> {
         let text = read(&self.attribute("mm_stat"))?;
         let fields: Vec<u64> = text.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
         match fields[..] {
-            [_, compressed_bytes, used_bytes, ..] => Ok(KernelMemory { compressed_bytes, used_bytes }),
+            [_, compressed_bytes, used_bytes, ..] => Ok([compressed_bytes, used_bytes]),
             _ => Err(Error::new(ErrorKind::Io, format!("mm_stat has an unknown form: '{text}'"))),
         }
     }

@@ -11,9 +11,10 @@ use super::pattern::{Op, Ops, Pattern};
 use super::target::{Target, Worker};
 use crate::harness::corpus::Corpus;
 use crate::harness::stats::Histogram;
-use crate::harness::{Gate, Span, Usage, run_together};
+use crate::harness::{Gate, Options, SEED, Span, Usage, run_together};
 
-/// One operation in this many is timed.
+/// One operation in this many is timed, as reading the clock takes some ns. A mixed corpus repeats its kinds
+/// every third page.
 pub(super) const SAMPLE_EVERY: u64 = 7;
 
 /// What to run.
@@ -32,6 +33,21 @@ pub struct Plan<'a> {
     pub page_count: usize,
     /// If it is set, the jobs end early.
     pub stop: &'a AtomicBool,
+}
+
+impl<'a> Plan<'a> {
+    /// Returns that of a round.
+    pub(super) fn of_round(
+        options: &'a Options,
+        pattern: Pattern,
+        jobs: usize,
+        round: usize,
+        corpus: &'a Corpus,
+        page_count: usize,
+    ) -> Plan<'a> {
+        let (until, seed) = (Until::Elapsed(options.duration), SEED.wrapping_add(round as u64));
+        Plan { pattern, jobs, until, seed, corpus, page_count, stop: &options.stop }
+    }
 }
 
 /// When a job ends.

@@ -10,10 +10,6 @@
 //! * A random write stores a corpus page drawn at random, and a sequential pass the corpus shifted by one
 //!   page more than the last: contents and sizes change as they do in use, while the mix on the device stays
 //!   the corpus's.
-//! * Every seventh operation is timed, for every target, so that reading the clock costs only a few ns an
-//!   operation. (Seven, because a mixed corpus repeats its kinds every third page.)
-//! * With the codec, same-filled pages are left out of the corpus, for every target: the engine stores them
-//!   without its codec, so there would be nothing to compare.
 
 pub mod backing;
 mod codec_loop;

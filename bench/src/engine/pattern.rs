@@ -74,7 +74,6 @@ impl FromStr for Pattern {
     }
 }
 
-/// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Read { page: usize },
@@ -113,7 +112,6 @@ impl Ops {
         Ops { pattern, rng, page_count, corpus_pages, section, next_read, next_write, shift }
     }
 
-    /// Returns the next operation.
     #[inline]
     pub(super) fn next(&mut self) -> Op {
         let write = self.pattern.writes() && (!self.pattern.reads() || self.rng.bool());

@@ -15,10 +15,11 @@ use super::pattern::Pattern;
 use super::target::{Target, verify};
 use super::uzram_device::UzramDevice;
 use crate::harness::corpus::Corpus;
+use crate::harness::memory::named_count;
 use crate::harness::options::MAX_REPEAT;
 use crate::harness::report::{each, jobs_text, mib, quotient};
 use crate::harness::rounds::in_turn;
-use crate::harness::{Options, Report, SEED, go_on, joined, unsupported};
+use crate::harness::{Options, Report, go_on, joined, unsupported};
 
 /// The algorithm that recompresses, at its default level.
 const AGAIN: &str = "zstd";
@@ -36,22 +37,21 @@ const ALL_OLD: Duration = Duration::from_secs(AGE_S + 1);
 /// The policy's compressing thread has idle priority, and gets little time on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(20);
-/// The table of gains.
 const TABLE: &str = "recompression";
 
 /// Recompresses a device's pages, then again while they are read.
 pub fn run(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?;
     let size_bytes = options.amount(1 << 30, 8 << 20);
-    let device = SteppedDevice::new(options, &corpus, size_bytes)?;
-    let before = device.device.stats();
+    let stepped = SteppedDevice::new(options, &corpus, size_bytes)?;
+    let before = stepped.disk.device.stats();
     let start = Instant::now();
-    while device.step()? {
+    while stepped.step()? {
         options.go_on()?;
     }
     let elapsed_s = start.elapsed().as_secs_f64();
-    let after = device.device.stats();
-    verify(&device.device, &corpus, device.page_count)?;
+    let after = stepped.disk.device.stats();
+    verify(&stepped.disk, &corpus, stepped.page_count)?;
     let mut report = Report::default();
     let cells = [
         ("s", elapsed_s),
@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<Report> {
     ];
     let size = format_size(size_bytes);
     report.row(TABLE, &format!("{size}, {} to {AGAIN}", options.algorithm), &cells);
-    [1, 2].into_iter().try_for_each(|jobs| device.reads(jobs, &mut report))?;
+    [1, 2].into_iter().try_for_each(|jobs| stepped.reads(jobs, &mut report))?;
     Ok(report)
 }
 
@@ -77,11 +77,10 @@ fn device(options: &Options, again: &str, size_bytes: u64) -> Result<UzramDevice
     UzramDevice::with_attributes(&attributes, size_bytes)
 }
 
-/// A device whose pages are recompressed step by step.
 struct SteppedDevice<'a> {
     options: &'a Options,
     corpus: &'a Corpus,
-    device: UzramDevice,
+    disk: UzramDevice,
     page_count: usize,
     /// Steps left until all pages have been tried.
     steps_left: AtomicUsize,
@@ -90,15 +89,13 @@ struct SteppedDevice<'a> {
 impl<'a> SteppedDevice<'a> {
     /// Makes a device full of pages that were compressed once.
     fn new(options: &'a Options, corpus: &'a Corpus, size_bytes: u64) -> Result<Self> {
-        let device = device(options, AGAIN, size_bytes)?;
-        let page_count = page_of(size_bytes) as usize;
-        let device = SteppedDevice { options, corpus, device, page_count, steps_left: AtomicUsize::new(0) };
-        device.fill()?;
-        Ok(device)
+        let (disk, page_count) = (device(options, AGAIN, size_bytes)?, page_of(size_bytes) as usize);
+        let stepped = SteppedDevice { options, corpus, disk, page_count, steps_left: AtomicUsize::new(0) };
+        stepped.fill().map(|()| stepped)
     }
 
     fn fill(&self) -> Result<()> {
-        self.device.fill(self.corpus)?;
+        self.disk.fill(self.corpus)?;
         self.steps_left.store(self.steps(), Ordering::Relaxed);
         go_on(&self.options.stop)
     }
@@ -116,7 +113,7 @@ impl<'a> SteppedDevice<'a> {
     fn step(&self) -> Result<bool> {
         let Some(left) = self.steps_left.load(Ordering::Relaxed).checked_sub(1) else { return Ok(false) };
         self.steps_left.store(left, Ordering::Relaxed);
-        self.device.set("recompress", &format!("algo={AGAIN} max_pages={STEP_PAGES}"))?;
+        self.disk.device.set("recompress", &format!("algo={AGAIN} max_pages={STEP_PAGES}"))?;
         Ok(true)
     }
 
@@ -131,21 +128,17 @@ impl<'a> SteppedDevice<'a> {
         let slices = usize::try_from(slices).unwrap_or(MAX_REPEAT).clamp(1, MAX_REPEAT);
         let [slices]: [Vec<[f64; 3]>; 1] = in_turn(slices, &self.options.stop, |number, _| {
             self.refill()?;
-            let plan = |turn: usize, duration: Duration| Plan {
-                pattern: Pattern::RandRead,
-                jobs,
-                until: Until::Elapsed(duration),
+            let plan = |turn: usize, duration: Duration| {
                 // Never the pages that were just read.
-                seed: SEED.wrapping_add((3 * number + turn) as u64),
-                corpus: self.corpus,
-                page_count: self.page_count,
-                stop: &self.options.stop,
+                let (turn, pattern) = (3 * number + turn, Pattern::RandRead);
+                let plan = Plan::of_round(self.options, pattern, jobs, turn, self.corpus, self.page_count);
+                Plan { until: Until::Elapsed(duration), ..plan }
             };
-            let before = measure(&self.device, &plan(0, slice / 2))?.mb_per_s;
-            let pages_before = self.device.stats().pages_recompressed;
+            let before = measure(&self.disk, &plan(0, slice / 2))?.mb_per_s;
+            let pages_before = self.disk.device.stats().pages_recompressed;
             let during = self.read_and_recompress(&plan(1, slice))?.mb_per_s;
-            let pages = self.device.stats().pages_recompressed - pages_before;
-            let after = measure(&self.device, &plan(2, slice / 2))?.mb_per_s;
+            let pages = self.disk.device.stats().pages_recompressed - pages_before;
+            let after = measure(&self.disk, &plan(2, slice / 2))?.mb_per_s;
             Ok([during, f64::midpoint(before, after), pages as f64])
         })?;
         let (row, of) = (jobs_text(jobs), |at: usize| each(&slices, |slice| slice[at]));
@@ -161,7 +154,7 @@ impl<'a> SteppedDevice<'a> {
                 while self.step()? && !ends.load(Ordering::Relaxed) {}
                 Ok(())
             });
-            let reads = measure(&self.device, plan);
+            let reads = measure(&self.disk, plan);
             ends.store(true, Ordering::Relaxed);
             joined(recompressor)?;
             reads
@@ -175,14 +168,14 @@ impl<'a> SteppedDevice<'a> {
 pub fn parked(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?;
     let device = device(options, PARKED_AGAIN, pages_to_bytes(corpus.page_count() as u64))?;
-    device.set("recompress_cpu", "0")?;
+    device.device.set("recompress_cpu", "0")?;
     device.fill(&corpus)?;
-    let (before, start) = (device.stats(), Instant::now());
-    device.set("recompress_after", &AGE_S.to_string())?;
+    let (before, start) = (device.device.stats(), Instant::now());
+    device.device.set("recompress_after", &AGE_S.to_string())?;
     wait_for_a_look_at_all(&device, options, start)?;
     let elapsed_s = start.elapsed().as_secs_f64();
-    device.set("compact", "1")?;
-    let after = device.stats();
+    device.device.set("compact", "1")?;
+    let after = device.device.stats();
     verify(&device, &corpus, corpus.page_count())?;
     let stored_bytes = before.orig_data_bytes;
     let cpu_ms = policy_count(&device, "recompress_cpu_ms")? as f64;
@@ -219,8 +212,7 @@ fn wait_for_a_look_at_all(device: &UzramDevice, options: &Options, start: Instan
 
 /// Returns one of the counts of the attribute `policy`.
 fn policy_count(device: &UzramDevice, name: &str) -> Result<u64> {
-    let text = device.get("policy")?;
-    let count = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());
+    let count = named_count(&device.device.get("policy")?, name);
     count.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("the policy does not count {name}")))
 }
 
@@ -244,18 +236,18 @@ mod tests {
     fn all_pages_are_tried_and_a_refill_begins_again() {
         let options = Options::tiny(96);
         let corpus = options.load_corpus().unwrap();
-        let device = SteppedDevice::new(&options, &corpus, 8 << 20).unwrap();
+        let stepped = SteppedDevice::new(&options, &corpus, 8 << 20).unwrap();
         let mut steps = 0;
-        while device.step().unwrap() {
+        while stepped.step().unwrap() {
             steps += 1;
         }
         assert_eq!(steps, 2);
-        let once = device.device.stats();
-        device.device.set("recompress", "algo=zstd").unwrap();
-        assert_eq!(device.device.stats().pages_recompressed, once.pages_recompressed, "none was left");
-        device.refill().unwrap();
-        assert!(device.device.stats().compr_data_bytes > once.compr_data_bytes);
-        assert!(device.step().unwrap());
+        let once = stepped.disk.device.stats();
+        stepped.disk.device.set("recompress", "algo=zstd").unwrap();
+        assert_eq!(stepped.disk.device.stats().pages_recompressed, once.pages_recompressed, "none was left");
+        stepped.refill().unwrap();
+        assert!(stepped.disk.device.stats().compr_data_bytes > once.compr_data_bytes);
+        assert!(stepped.step().unwrap());
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! For the speed, all pages of both stores are written before anything counts, so that their memory is there:
 //! having the system give it is no part of this.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use uzram::codec::Algorithm;
@@ -38,12 +38,14 @@ const LOOK_EVERY: usize = 4096;
 const PAGE_OVERHEAD_BYTES: f64 = 64.0;
 /// Memory of objects while they are scattered, by their bytes.
 const SCATTERED: f64 = 1.25;
+const SURVIVING: &str = "memfd";
+const PRIVATE: &str = "private";
 /// When the memory of a store that is attached is mapped: by `Store::attach`, or ahead, by a `StandBy`.
 const MAPPED: [&str; 2] = ["mapped at attach", "mapped ahead"];
 
 /// Measures all of it. Pages of one word, repeated, are left out: they have no object to be found.
 pub fn run(options: &Options) -> Result<Report> {
-    MeasuredStore::surviving(&options.algorithm, 1).map_err(|error| unsupported(error.to_string()))?;
+    MeasuredStore::new(SURVIVING, &options.algorithm, 1).map_err(|error| unsupported(error.to_string()))?;
     let corpus = options.load_corpus()?.without_same_filled()?;
     let mut report = Report::default();
     speed(options, &corpus, &mut report)?;
@@ -64,8 +66,8 @@ pub fn run(options: &Options) -> Result<Report> {
 /// Random reads and writes. The rounds are slices, as the difference is a few percent.
 fn speed(options: &Options, corpus: &Corpus, report: &mut Report) -> Result<()> {
     let page_count = corpus.page_count();
-    let surviving = MeasuredStore::surviving(&options.algorithm, page_count)?;
-    let private = MeasuredStore::private(&options.algorithm, page_count)?;
+    let surviving = MeasuredStore::new(SURVIVING, &options.algorithm, page_count)?;
+    let private = MeasuredStore::new(PRIVATE, &options.algorithm, page_count)?;
     let stores: [&dyn Target; 2] = [&surviving, &private];
     for store in stores {
         store.fill(corpus)?;
@@ -89,7 +91,7 @@ fn attach(
 ) -> Result<()> {
     const TABLE: &str = "attach";
     let page_count = checked_page_count(size_bytes)?;
-    let mut store = MeasuredStore::surviving(&options.algorithm, page_count)?;
+    let mut store = MeasuredStore::new(SURVIVING, &options.algorithm, page_count)?;
     let mut random = fastrand::Rng::with_seed(SEED);
     let mut pages: Vec<u32> = (0..page_count as u32).collect();
     for written in ["in order", "in random order"] {
@@ -173,23 +175,21 @@ struct MeasuredStore {
 }
 
 impl MeasuredStore {
-    /// An empty store in memory that outlives the process.
-    fn surviving(algorithm: &Algorithm, page_count: usize) -> Result<MeasuredStore> {
-        let store = Store::create_in(&builder(algorithm, page_count))?;
-        Ok(MeasuredStore { name: "memfd", store, page_count })
-    }
-
-    /// The same in private memory.
-    fn private(algorithm: &Algorithm, page_count: usize) -> Result<MeasuredStore> {
-        let store = builder(algorithm, page_count).build()?;
-        Ok(MeasuredStore { name: "private", store, page_count })
+    /// An empty store: in memory that outlives the process, if that is its name, else in private memory.
+    fn new(name: &'static str, algorithm: &Algorithm, page_count: usize) -> Result<MeasuredStore> {
+        let builder = StoreBuilder::new("bench", page_count as u64).algorithm(algorithm.clone());
+        let store = if name == SURVIVING { Store::create_in(&builder)? } else { builder.build()? };
+        Ok(MeasuredStore { name, store, page_count })
     }
 
     /// Drops the store, all of whose pages hold something, and attaches its memory, perhaps mapped ahead;
     /// returns how long the attach took.
     fn attach_again(self, ahead: bool) -> Result<(MeasuredStore, Duration)> {
         let MeasuredStore { name, store, page_count } = self;
-        let memory = memory_of(&store)?;
+        let memory = store.memory().ok_or_else(|| Error::invalid("the store is in private memory"))?;
+        let memory = memory.as_fd().try_clone_to_owned();
+        let memory =
+            memory.map_err(|error| Error::new(ErrorKind::Io, format!("no second descriptor: {error}")))?;
         drop(store);
         let start: Instant;
         let (store, attached) = if ahead {
@@ -210,18 +210,6 @@ impl MeasuredStore {
         }
         Ok((MeasuredStore { name, store, page_count }, elapsed))
     }
-}
-
-fn builder(algorithm: &Algorithm, page_count: usize) -> StoreBuilder {
-    StoreBuilder::new("bench", page_count as u64).algorithm(algorithm.clone())
-}
-
-/// Another descriptor of a store's memory.
-fn memory_of(store: &Store) -> Result<OwnedFd> {
-    let memory = store.memory().ok_or_else(|| Error::invalid("the store is in private memory"))?;
-    memory.as_fd().try_clone_to_owned().map_err(|error| {
-        Error::new(ErrorKind::Io, format!("cannot have another descriptor of the store's memory: {error}"))
-    })
 }
 
 impl Disk for MeasuredStore {
@@ -270,9 +258,9 @@ mod tests {
     #[test]
     fn only_full_memory_that_outlives_the_process_is_attached() {
         let algorithm = Algorithm::default();
-        let private = MeasuredStore::private(&algorithm, 9).unwrap();
+        let private = MeasuredStore::new(PRIVATE, &algorithm, 9).unwrap();
         assert!(private.attach_again(false).err().unwrap().to_string().contains("private memory"));
-        let empty = MeasuredStore::surviving(&algorithm, 9).unwrap();
+        let empty = MeasuredStore::new(SURVIVING, &algorithm, 9).unwrap();
         assert!(empty.attach_again(true).err().unwrap().to_string().contains("9 pages"), "none was written");
     }
 }

@@ -60,18 +60,12 @@ impl<D: Disk> Target for D {
     }
 
     fn fill(&self, corpus: &Corpus) -> Result<()> {
-        fill_in_order(self, corpus, self.page_count())
+        (0..self.page_count()).try_for_each(|page| self.write(page, corpus.page(page)))
     }
 
     fn worker(&self) -> Result<Box<dyn Worker + '_>> {
         Ok(Box::new(DiskWorker { disk: self, buffer: Box::new(AlignedPage([0; _])) }))
     }
-}
-
-/// Fills a target one page after another, by one thread.
-pub(super) fn fill_in_order(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
-    let mut worker = target.worker()?;
-    (0..page_count).try_for_each(|page| worker.write(page, corpus.page(page)))
 }
 
 /// Reads some pages of a target that was filled with a corpus.

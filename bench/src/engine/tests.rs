@@ -12,7 +12,6 @@ use crate::harness::{Options, Report};
 use uzram::codec::{self, Algorithm};
 use uzram::units::PAGE_SIZE;
 
-/// A run of a few ms.
 fn tiny() -> Options {
     let (corpus, duration) = (Source::Built(Kind::Text, 24), Duration::from_millis(2));
     Options { corpus, duration, repeat: Some(2), ..Options::default() }
@@ -23,7 +22,6 @@ fn bench<'a>(options: &'a Options, patterns: &'a [Pattern], jobs: &'a [usize]) -
     Bench { comparison, size_bytes: None, against: &[], memory: true }
 }
 
-/// Random reads by one thread.
 fn reads(options: &Options) -> Bench<'_> {
     bench(options, &[Pattern::RandRead], &[1])
 }

@@ -2,7 +2,6 @@
 //! memory ([`pager`](crate::pager)).
 
 const EXPONENT: f64 = 0.99;
-/// The percentage of accesses that are reads.
 const READ_PERCENT: u8 = 90;
 /// Accesses generated in advance, for each page; then they repeat.
 const ACCESSES_PER_PAGE: usize = 16;
@@ -18,7 +17,6 @@ pub(crate) struct Access {
     pub(crate) written: Option<u32>,
 }
 
-/// Generates accesses to so many pages from a seed.
 pub(crate) fn accesses(page_count: usize, seed: u64) -> Vec<Access> {
     let mut random = fastrand::Rng::with_seed(!seed);
     let mut access =

@@ -13,6 +13,11 @@ pub fn proc_bytes(process: &str, file: &str, fields: &[&str]) -> Option<u64> {
     fields.iter().map(bytes).sum()
 }
 
+/// Returns the number on the line of a text that begins with a name.
+pub(crate) fn named_count(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
 /// Returns why `needed_bytes` of memory are not to be had now, in words; `None` if they are.
 pub fn lack_of_memory(needed_bytes: u64) -> Result<Option<String>> {
     let available_bytes = machine_memory::available_bytes()?.min(machine_memory::read()?.limit_bytes);
@@ -33,6 +38,15 @@ mod tests {
         assert_eq!((of(&["Name"]), of(&["RssAnon", "Nothing"])), (None, None));
         assert!(proc_bytes("self", "smaps_rollup", &["Private_Dirty"]).unwrap() > 0);
         assert_eq!(proc_bytes("0", "status", &[]), None);
+    }
+
+    #[test]
+    fn a_count_is_found_by_its_whole_name() {
+        let text = "cache 1\nswapcached 4096\nswap 8192\ntotal_swap 5\n";
+        assert_eq!(
+            ["swap", "swapcached", "rss"].map(|name| named_count(text, name)),
+            [Some(8192), Some(4096), None]
+        );
     }
 
     #[test]

@@ -1,16 +1,4 @@
 //! The base of every measurement here.
-//!
-//! * [`rounds`]: variants measured in interleaved rounds; `Experiment`, whose work is calibrated.
-//! * [`threads`] starts jobs together; [`usage`] reads a thread's resource usage.
-//! * [`corpus`]: pages of this machine's files and programs.
-//! * [`stats`]: medians, quantiles, and confidence intervals of ratios of paired measurements.
-//! * [`bound`]: bounds of figures.
-//! * [`memory`]: whether there is enough of it.
-//! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
-//! * `steps`: a process whose memory is measured.
-//! * [`options`]: what every benchmark is asked for; [`report`]: the figures that it returns, their tables
-//!   and JSON.
-//! * [`command`]: shared by the programs `uzram-bench` and `uzram-lab`.
 
 pub mod bound;
 pub mod command;

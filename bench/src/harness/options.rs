@@ -130,7 +130,6 @@ impl Options {
 
 #[cfg(test)]
 impl Options {
-    /// Little work on a corpus of so many mixed pages.
     pub(crate) fn tiny(corpus_pages: usize) -> Self {
         let corpus = Source::Built(Kind::Mixed, corpus_pages);
         Options { corpus, duration: Duration::from_millis(20), small: true, ..Options::default() }

@@ -1,13 +1,12 @@
 //! Other programs as child processes, which end when their handle is dropped.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,24 +19,15 @@ use uzram::{Error, ErrorKind, Result};
 use super::unsupported;
 
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// The flag of [`stop_flag`].
-static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Returns a flag that SIGINT and SIGTERM set.
 pub fn stop_flag() -> Result<Arc<AtomicBool>> {
-    if let Some(stop) = STOP.get() {
-        return Ok(Arc::clone(stop));
-    }
-    let stop = Arc::new(AtomicBool::new(false));
+    let stop = Arc::default();
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot handle signals: {error}")))?;
     }
-    Ok(Arc::clone(STOP.get_or_init(|| stop)))
-}
-
-pub(crate) fn is_stopped() -> bool {
-    STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
+    Ok(stop)
 }
 
 /// The interval at which conditions are polled.
@@ -45,7 +35,7 @@ pub const POLL: Duration = Duration::from_millis(5);
 /// How much of the end of a program's error output goes into an error.
 const LAST_WORDS_BYTES: u64 = 1024;
 /// Folders of administrators' programs, which are not in every user's path.
-const ADMIN_DIRS: &str = "/usr/sbin:/sbin";
+const ADMIN_DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 /// `Unsupported` names a program that is missing.
 pub fn require(names: &[&str]) -> Result<()> {
@@ -56,7 +46,7 @@ pub fn require(names: &[&str]) -> Result<()> {
 /// Returns the path of a program that can be executed, in `PATH` or among those for administrators.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = std::env::split_paths(&path).chain(std::env::split_paths(OsStr::new(ADMIN_DIRS)));
+    let dirs = std::env::split_paths(&path).chain(ADMIN_DIRS.map(PathBuf::from));
     let can_be_executed = |program: &PathBuf| program.is_file() && access(program, Access::EXEC_OK).is_ok();
     dirs.map(|dir| dir.join(name)).find(can_be_executed)
 }
@@ -71,12 +61,8 @@ pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
     run(command, timeout, || false)
 }
 
-/// As [`run_to_end`], but a signal that ends this program ends that one, too, and all that it has started.
-pub(crate) fn run_unless_stopped(command: &mut Command, timeout: Duration) -> Result<String> {
-    run(command, timeout, is_stopped)
-}
-
-fn run(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<String> {
+/// As [`run_to_end`], but the program ends, and all that it has started, when `stops` returns true.
+pub(crate) fn run(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<String> {
     let mut process = Process::start(command)?;
     process.finish(timeout, stops, POLL, |_| ())?;
     Ok(process.printed())

@@ -178,7 +178,12 @@ pub fn measure_case(
     })?;
     let of_design = |rounds: &Vec<Sample>| {
         let mut values = Values::new();
-        rounds.iter().skip(1).for_each(|sample| append(&mut values, sample));
+        for sample in &rounds[1..] {
+            let elapsed = ("elapsed_s", sample.elapsed.as_secs_f64());
+            for (name, value) in sample.values.iter().chain([&elapsed]) {
+                values.entry(*name).or_default().push(*value);
+            }
+        }
         values
     };
     Ok(samples.iter().map(|designs| designs.iter().map(of_design).collect()).collect())
@@ -187,7 +192,7 @@ pub fn measure_case(
 /// Returns the amount of work that takes about the wanted time: increases it until two amounts in a row took
 /// about that long. One would not suffice, because on a busy machine starting threads for a few units of work
 /// may take that long.
-fn calibrate(
+pub fn calibrate(
     experiment: &mut dyn Experiment,
     design: usize,
     jobs: usize,
@@ -208,14 +213,6 @@ fn calibrate(
         }
     }
     Ok(work)
-}
-
-/// Adds a round's measurement to the arrays.
-fn append(values: &mut Values, sample: &Sample) {
-    values.entry("elapsed_s").or_default().push(sample.elapsed.as_secs_f64());
-    for (name, value) in &sample.values {
-        values.entry(name).or_default().push(*value);
-    }
 }
 
 #[cfg(test)]

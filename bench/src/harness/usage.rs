@@ -4,7 +4,15 @@ use std::mem::MaybeUninit;
 use std::ops::{AddAssign, Sub};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use uzram::{Error, ErrorKind, Result};
+
+/// Returns the CPU time of the calling thread.
+#[inline]
+pub fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
 
 /// Processor time and context switches (getrusage(2)).
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,17 +30,13 @@ pub struct Usage {
 impl Usage {
     /// Returns the usage of the calling thread since it started.
     pub fn of_this_thread() -> Result<Usage> {
-        let mut now = MaybeUninit::<libc::timespec>::zeroed();
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: the pointers are to memory for one `timespec` and one `rusage`, which the calls
-        // fill; a `rusage` of zeros is valid as well.
-        let (answer, usage) = unsafe {
-            // The kernel brings the thread's running time up to date for this clock only; without
-            // it, getrusage misses what ran since the last tick, some ms.
-            let answer = libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, now.as_mut_ptr())
-                | libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-            (answer, usage.assume_init())
-        };
+        // The kernel brings the thread's running time up to date for this clock only; without it, getrusage
+        // misses what ran since the last tick, some ms.
+        let _ = thread_time();
+        // SAFETY: the pointer is to memory for one `rusage`, which the call fills; one of zeros is valid.
+        let (answer, usage) =
+            unsafe { (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()), usage.assume_init()) };
         if answer != 0 {
             let error = std::io::Error::last_os_error();
             return Err(Error::new(ErrorKind::Io, format!("cannot read the CPU time used: {error}")));

@@ -13,22 +13,26 @@
 //! Both servers of a comparison run for the whole of it, idle while the other is measured; the order
 //! alternates from round to round.
 
-mod fio;
 mod server;
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use uzram::Result;
-use uzram::units::pages_to_bytes;
+use rustix::fs::{MemfdFlags, memfd_create};
+use uzram::units::{PAGE_SIZE, pages_to_bytes};
+use uzram::{Error, ErrorKind, Result};
 
 use crate::engine::ROUNDS;
 use crate::harness::corpus::{Corpus, Saved};
 use crate::harness::process::{self, require, run_to_end};
 use crate::harness::report::jobs_text;
 use crate::harness::rounds::in_turn;
-use crate::harness::{Options, Report};
-pub use fio::Fio;
+use crate::harness::{Options, Report, fio};
 pub use server::Server;
 
 /// The comparisons: a pattern, uzram's algorithm, and nbdkit's allocator. Reads come first: they need the
@@ -37,6 +41,10 @@ const COMPARISONS: [(&str, &str, &str); 3] =
     [("randread", "lz4", "malloc"), ("randwrite", "lz4", "malloc"), ("randwrite", "zstd", "zstd")];
 /// The shortest duration that fio can measure.
 const MIN_DURATION: Duration = Duration::from_millis(100);
+
+const IO_DEPTH: usize = 16;
+/// The interval at which the buffers get new contents.
+const REFRESH: Duration = Duration::from_millis(1);
 
 /// The programs that use a server.
 pub const CLIENTS: [&str; 2] = ["fio", "nbdcopy"];
@@ -54,11 +62,9 @@ pub fn run(options: &Options) -> Result<Report> {
         let servers =
             [Server::uzram(uzram, algorithm, size_bytes, &[])?, Server::nbdkit(allocator, size_bytes)?];
         servers.iter().try_for_each(|server| fill(server, saved.path()))?;
-        for jobs in [1, 2] {
-            let [uzram, nbdkit] = compare(options, rw, jobs, &corpus, &servers)?;
-            let row = format!("{rw}, {}, {algorithm} / {allocator}", jobs_text(jobs));
-            report.compared("NBD", &row, ["uzram MB/s", "nbdkit MB/s"], [&uzram, &nbdkit]);
-        }
+        let row = |jobs: &str| format!("{rw}, {jobs}, {algorithm} / {allocator}");
+        let names = ["uzram MB/s", "nbdkit MB/s"];
+        compare(options, rw, &corpus, &servers, ("NBD", names), row, &mut report)?;
     }
     report.note(format!(
         "NBD: fio over a Unix socket, 4 KiB, iodepth 16, {} interleaved rounds; disks filled with the corpus; the contents \
@@ -73,18 +79,92 @@ pub fn fill(server: &Server, corpus: &Path) -> Result<()> {
     run_to_end(process::command("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 
-/// Measures two servers in turn; returns 10^6 bytes a second of each round.
+/// Measures two servers in turn, with one job and with two, and adds a row of a table for each.
 pub(crate) fn compare(
     options: &Options,
-    rw: &'static str,
-    jobs: usize,
+    rw: &str,
     corpus: &Corpus,
     servers: &[Server; 2],
-) -> Result<[Vec<f64>; 2]> {
+    (table, names): (&str, [&'static str; 2]),
+    row: impl Fn(&str) -> String,
+    report: &mut Report,
+) -> Result<()> {
     let duration = options.duration.max(MIN_DURATION);
-    in_turn(options.rounds(ROUNDS), &options.stop, |round, which| {
-        Fio { rw, jobs, duration, seed: round as u64 + 1 }.run(servers[which].uri(), corpus)
+    for jobs in [1, 2] {
+        let [one, other] = in_turn(options.rounds(ROUNDS), &options.stop, |round, which| {
+            run_fio(servers[which].uri(), corpus, rw, jobs, duration, round as u64 + 1)
+        })?;
+        report.compared(table, &row(&jobs_text(jobs)), names, [&one, &other]);
+    }
+    Ok(())
+}
+
+/// Runs fio with its NBD engine on a server's disk, which is as large as the corpus: pages of 4 KiB, 16
+/// requests in flight for each job, which has its own connection. Returns 10^6 bytes a second, read and
+/// written together.
+pub fn run_fio(
+    uri: &str,
+    corpus: &Corpus,
+    rw: &str,
+    jobs: usize,
+    duration: Duration,
+    seed: u64,
+) -> Result<f64> {
+    let buffers = buffers()?;
+    let mut command = fio::command();
+    command.args(["--ioengine=nbd", "--bs=4k", "--time_based", "--norandommap", "--scramble_buffers=0"]);
+    command.arg(format!("--uri={uri}")).arg(format!("--rw={rw}"));
+    command.arg(format!("--iodepth={IO_DEPTH}")).arg(format!("--numjobs={jobs}"));
+    command.arg(format!("--size={}", corpus.page_count() * PAGE_SIZE));
+    command.arg(format!("--runtime={}ms", duration.as_millis())).arg(format!("--randseed={seed}"));
+    let directions: &[&str] = match rw {
+        "read" | "randread" => &["read"],
+        "write" | "randwrite" => &["write"],
+        _ => &["read", "write"],
+    };
+    let writes = directions.contains(&"write");
+    if writes {
+        let (process, file) = (std::process::id(), buffers.as_raw_fd());
+        command.arg(format!("--mem=mmapshared:/proc/{process}/fd/{file}"));
+    }
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        if writes {
+            thread::Builder::new()
+                .spawn_scoped(scope, || keep_fresh(&buffers, corpus, seed, &ended))
+                .map_err(io_error)?;
+        }
+        let speed = fio::speed(command, directions, duration);
+        ended.store(true, Ordering::Relaxed);
+        speed
     })
+}
+
+/// Returns fio's write buffers: a memory file that fio maps shared, with the same pages for all its jobs.
+fn buffers() -> Result<File> {
+    let file = memfd_create("fio-buffers", MemfdFlags::CLOEXEC).map_err(|error| io_error(error.into()))?;
+    let file = File::from(file);
+    // Twice what fio needs: it maps without growing the file.
+    file.set_len((2 * IO_DEPTH * PAGE_SIZE) as u64).map_err(io_error)?;
+    Ok(file)
+}
+
+/// Puts random pages of the corpus into the buffers repeatedly until fio has ended: at its start fio fills
+/// them with noise.
+fn keep_fresh(buffers: &File, corpus: &Corpus, seed: u64, ended: &AtomicBool) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    while !ended.load(Ordering::Relaxed) {
+        for buffer in 0..IO_DEPTH {
+            let page = corpus.page(rng.usize(..corpus.page_count()));
+            // If the write fails, the old contents stay.
+            let _ = buffers.write_all_at(page, (buffer * PAGE_SIZE) as u64);
+        }
+        thread::sleep(REFRESH);
+    }
+}
+
+fn io_error(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("the NBD benchmark's files: {error}"))
 }
 
 #[cfg(test)]
@@ -107,8 +187,7 @@ mod tests {
         // On a busy machine fio may write little in its time, and then gets more tries.
         let counts = (3..8).map(|seed| {
             let duration = Duration::from_millis(1500) * (1 << (seed - 3));
-            let fio = Fio { rw: "randwrite", jobs: 2, duration, seed };
-            assert!(fio.run(server.uri(), &corpus).unwrap() > 0.0);
+            assert!(run_fio(server.uri(), &corpus, "randwrite", 2, duration, seed).unwrap() > 0.0);
             let mut nbdcopy = process::command("nbdcopy");
             run_to_end(nbdcopy.arg(server.uri()).arg(&copy), Duration::from_secs(60)).unwrap();
             let disk = load(&copy).unwrap();

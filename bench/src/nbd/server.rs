@@ -1,7 +1,5 @@
 //! Servers as child processes: starts them, and waits until they listen.
 
-use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,6 +8,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use uzram::Result;
+use uzram_serve::percent;
 
 use crate::harness::process::{self, Process, runtime_dir};
 
@@ -46,7 +45,7 @@ impl Server {
         let socket = dir.path().join("nbd.sock");
         let mut process = Process::start(command)?;
         process.wait_until("listened", START_TIMEOUT, |_| UnixStream::connect(&socket).ok())?;
-        let uri = format!("nbd+unix:///?socket={}", percent_encoded(socket.as_os_str()));
+        let uri = format!("nbd+unix:///?socket={}", percent::encode(socket.as_os_str().as_bytes()));
         Ok(Server { uri, _process: process, _dir: dir })
     }
 
@@ -56,30 +55,9 @@ impl Server {
     }
 }
 
-/// Returns a path as it is written in the query of a URI.
-fn percent_encoded(path: &OsStr) -> String {
-    path.as_bytes().iter().fold(String::new(), |mut out, byte| {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
-                out.push(char::from(*byte))
-            }
-            _ => {
-                // Writing to a string cannot fail.
-                let _ = write!(out, "%{byte:02X}");
-            }
-        }
-        out
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_path_is_encoded_for_a_uri() {
-        assert_eq!(percent_encoded(OsStr::new("/tmp/a b+c/n.sock")), "/tmp/a%20b%2Bc/n.sock");
-    }
 
     #[test]
     fn a_server_that_does_not_start_says_why() {

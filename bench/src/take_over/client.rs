@@ -19,7 +19,6 @@ use crate::harness::corpus::{AlignedPage, Corpus};
 use crate::harness::process::POLL;
 use crate::harness::{go_on, io_error, joined, read_back};
 
-/// Pages of a write that fills a disk.
 const FILL_PAGES: usize = 256;
 /// Answers after an event, by which its gap is over.
 const ANSWERS_AFTER: u64 = 32;
@@ -129,7 +128,6 @@ impl Client {
         Ok(longest.as_secs_f64() * 1e3)
     }
 
-    /// Waits until it got some more answers.
     fn wait_for_answers(&self, stop: &AtomicBool) -> Result<()> {
         let (before, deadline) = (self.answers(), Instant::now() + PATIENCE);
         while self.answers() < before + ANSWERS_AFTER {

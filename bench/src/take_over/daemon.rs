@@ -1,6 +1,5 @@
 //! A daemon with a block device whose processes are killed and exchanged. It ends when it is dropped.
 
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,8 +19,8 @@ const PERIOD: Duration = Duration::from_millis(50);
 const LEFT_ALONE: Duration = Duration::from_millis(200);
 
 pub(super) struct Daemon<'a> {
-    disk: Attached,
-    stop: &'a AtomicBool,
+    pub(super) disk: Attached,
+    pub(super) stop: &'a AtomicBool,
 }
 
 /// Its processes, of `uzram status --json`.
@@ -35,19 +34,6 @@ pub(super) struct Processes {
 }
 
 impl Daemon<'_> {
-    pub(super) fn start<'a>(
-        program: &Path,
-        algorithm: &str,
-        size_bytes: u64,
-        stop: &'a AtomicBool,
-    ) -> Result<Daemon<'a>> {
-        Ok(Daemon { disk: Attached::new(program, algorithm, size_bytes, &[])?, stop })
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        self.disk.path()
-    }
-
     pub(super) fn pool_bytes(&self) -> Result<u64> {
         let stat = self.ask(&["stat", "zram0", "--json"])?;
         stat["stats"]["mem_used_bytes"]

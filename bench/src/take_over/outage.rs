@@ -13,6 +13,7 @@ use uzram::{Error, ErrorKind, Result};
 use super::client::{Client, Disk, used_during};
 use super::daemon::{Daemon, Processes};
 use crate::block::check_disk;
+use crate::block::disk::Attached;
 use crate::engine::Packed;
 use crate::harness::corpus::Corpus;
 use crate::harness::memory::proc_bytes;
@@ -33,10 +34,12 @@ const MEMORY: &str = "memory of a daemon";
 pub(super) fn measure(options: &Options, corpus: &Corpus) -> Result<Report> {
     check_disk(options.uzram()?)?;
     let mut report = Report::default();
+    let mean_bytes = Packed::new(&options.algorithm, PAGE_SIZE, corpus)?.mean_bytes();
     for (name, pool_bytes) in
         [("small", options.amount(1 << 30, 4 << 20)), ("large", options.amount(16 << 30, 6 << 20))]
     {
-        let size_bytes = device_bytes(options, corpus, pool_bytes)?;
+        // When all its pages are written, its pool takes about that much.
+        let size_bytes = pages_to_bytes((pool_bytes as f64 / mean_bytes) as u64);
         let needed_bytes =
             pool_bytes / 100 * 102 + bytes_to_pages(size_bytes) * PAGE_OVERHEAD_BYTES + REST_BYTES;
         let missing = match (name, options.full) {
@@ -54,12 +57,6 @@ pub(super) fn measure(options: &Options, corpus: &Corpus) -> Result<Report> {
     Ok(report)
 }
 
-/// Returns the size of a device whose pool takes about so much memory when all its pages are written.
-fn device_bytes(options: &Options, corpus: &Corpus, pool_bytes: u64) -> Result<u64> {
-    let mean_bytes = Packed::new(&options.algorithm, PAGE_SIZE, corpus)?.mean_bytes();
-    Ok(pages_to_bytes((pool_bytes as f64 / mean_bytes) as u64))
-}
-
 /// Adds the rows of a device of this size, and of the memory of its processes.
 fn of_device(
     options: &Options,
@@ -71,9 +68,10 @@ fn of_device(
     const TABLE: &str = "longest gap at a client";
     options.go_on()?;
     let algorithm = options.algorithm.to_string();
-    let daemon = Daemon::start(options.uzram()?, &algorithm, size_bytes, &options.stop)?;
+    let disk = Attached::new(options.uzram()?, &algorithm, size_bytes, &[])?;
+    let daemon = Daemon { disk, stop: &options.stop };
     let page_count = bytes_to_pages(size_bytes) as usize;
-    let disk = Disk { path: daemon.path(), page_count, corpus, stop: &options.stop };
+    let disk = Disk { path: daemon.disk.path(), page_count, corpus, stop: &options.stop };
     disk.fill()?;
     let pool_bytes = daemon.pool_bytes()?;
     add_memory(&format!("{name} pool, filled"), &daemon.wait_until_ready()?, report)?;

@@ -5,8 +5,6 @@
 //! stated otherwise; hit ratios are compared by their difference, and measure no time. If a target cannot be
 //! measured on a machine, a note says why.
 
-mod target;
-
 use std::fmt;
 
 use serde::Serialize;
@@ -15,13 +13,12 @@ use uzram::Result;
 use crate::engine::{self, backing, compaction, device, hit_ratio, recompression, survive};
 use crate::harness::bound::Bound;
 use crate::harness::corpus::Saved;
+use crate::harness::report::{Table, figure_cell};
 use crate::harness::{Options, Report, Source};
 use crate::{block, nbd, pager, programs, remote, run, swap, take_over};
-pub use target::{Target, table};
 
 const TARGETS: &str = include_str!("targets.txt");
 
-/// Measures what some targets take.
 type Measurement = fn(&Options) -> Result<Report>;
 
 /// The measurements, each with what it is called where it cannot be done, in the order in which they are
@@ -42,6 +39,39 @@ const MEASUREMENTS: [(&str, Measurement); 14] = [
     ("cold pages in Redis", remote::run),
     ("daemons that outlive their process", take_over::run),
 ];
+
+/// One target and its measured value.
+#[derive(Clone, Debug, Serialize)]
+pub struct Target {
+    /// The name of the figure.
+    pub name: String,
+    /// The bound of the figure, which is a ratio unless the name says otherwise.
+    #[serde(flatten)]
+    pub bound: Bound,
+    /// The measured value; `None` if it could not be measured.
+    pub measured: Option<f64>,
+}
+
+impl Target {
+    /// Returns whether it is met; `None` if it was not measured.
+    pub fn is_met(&self) -> Option<bool> {
+        self.measured.map(|measured| self.bound.holds(measured))
+    }
+}
+
+fn table(targets: &[Target]) -> Table {
+    let mut table = Table::new(["<target", "wanted", "measured", "<"]);
+    for target in targets {
+        let verdict = match target.is_met() {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "not measured",
+        };
+        let measured = figure_cell(target.measured, 3);
+        table.row([target.name.clone(), target.bound.cell(), measured, verdict.to_owned()]);
+    }
+    table
+}
 
 /// Every target, and the figures behind them.
 #[derive(Clone, Debug, Serialize)]
@@ -158,5 +188,25 @@ mod tests {
         };
         assert_eq!(note("/b/uzram"), None);
         assert!(note("/usr/bin/uzram").unwrap().contains("with /usr/bin/uzram: "));
+    }
+
+    #[test]
+    fn a_target_is_met_missed_or_not_measured() {
+        let target = |(name, bound, measured): (&str, _, _)| Target { name: name.into(), bound, measured };
+        let targets = [
+            ("speed", Bound::AtLeast(1.5), Some(1.5)),
+            ("memory", Bound::AtMost(1.5), Some(1.6)),
+            ("time", Bound::AtMost(1.0), None),
+        ]
+        .map(target);
+        assert_eq!(targets.each_ref().map(Target::is_met), [Some(true), Some(false), None]);
+        let text = table(&targets).to_string();
+        let lines = [
+            "target wanted measured",
+            "speed   ≥ 1.5    1.500  met",
+            "memory  ≤ 1.5    1.600  MISSED",
+            "time      ≤ 1        -  not measured",
+        ];
+        assert!(text.lines().eq(lines), "{text}");
     }
 }

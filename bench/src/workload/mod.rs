@@ -1,249 +1,181 @@
 //! Programs that need much memory, and what they work on: by themselves, and in less memory than they need.
 
-mod watched;
-
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use uzram::random::Random;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::block::PATIENCE;
-use crate::harness::io_error;
-use crate::harness::process::{self, require, run_to_end, temporary};
-pub(crate) use watched::{Watched, watch};
+use crate::block::cgroup::LimitedCgroup;
+use crate::harness::process::{self, Process, family, require, run_to_end, temporary};
+use crate::harness::report::mib;
+use crate::harness::{Report, io_error, proc_bytes};
 
-/// Shell scripts whose arguments are a command to start the program with, or none.
-const IN_DIR: &str = r#"cd "$1" && shift && exec "$@""#;
-
-/// The amounts to work on.
-#[derive(Clone, Debug)]
-pub struct Amounts {
-    /// What Python's objects take, about, in MiB.
-    pub python_mib: u64,
-    /// Rows of the table in SQLite.
-    pub sqlite_rows: u64,
-    /// Values of 1 KiB in Redis.
-    pub redis_keys: u64,
-    /// The size of the file that is sorted.
-    pub sort_bytes: u64,
-    /// Classes in the source that is compiled.
-    pub classes: usize,
-    /// Objects in node.
-    pub node_items: u64,
-    /// Objects in a JVM.
-    pub jvm_items: u64,
-}
-
-impl Default for Amounts {
-    fn default() -> Self {
-        Amounts {
-            python_mib: 2048,
-            sqlite_rows: 600_000,
-            redis_keys: 300_000,
-            sort_bytes: 1 << 30,
-            classes: 25,
-            node_items: 1_500_000,
-            jvm_items: 4_000_000,
-        }
-    }
-}
-
-impl Amounts {
-    /// Returns amounts with which each program takes some seconds in half of its memory.
-    pub fn medium() -> Amounts {
-        Amounts {
-            python_mib: 256,
-            sqlite_rows: 120_000,
-            redis_keys: 120_000,
-            sort_bytes: 128 << 20,
-            classes: 12,
-            node_items: 700_000,
-            jvm_items: 1_500_000,
-        }
-    }
-
-    /// Returns amounts with which each program takes about a second.
-    pub fn small() -> Amounts {
-        Amounts {
-            python_mib: 48,
-            sqlite_rows: 40_000,
-            redis_keys: 20_000,
-            sort_bytes: 24 << 20,
-            classes: 1,
-            node_items: 80_000,
-            jvm_items: 120_000,
-        }
-    }
-}
+/// How often the memory of a program is looked at.
+const EVERY: Duration = Duration::from_millis(10);
 
 /// A program to run with and without a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Workload {
-    /// Python builds and queries objects.
-    Python,
-    /// SQLite in memory.
-    Sqlite,
-    /// A Redis server is asked by redis-benchmark.
-    Redis,
-    /// GNU sort of a file.
-    Sort,
-    /// The C++ compiler.
-    Compile,
-    /// node with a large heap.
-    Node,
-    /// A JVM with a large heap.
-    Jvm,
+pub(crate) struct Workload {
+    pub(crate) name: &'static str,
+    programs: &'static [&'static str],
+    /// How much it works on: for long runs, for some seconds in half of its memory, for about a second.
+    pub(crate) amounts: [u64; 3],
+    /// Whether a long run takes minutes, so that one is enough.
+    pub(crate) is_long: bool,
+    /// Writes what it works on to a folder.
+    prepare: fn(&Path, u64) -> Result<()>,
+    /// The shell's command that runs it in that folder: `$n` is the amount, `$@` a command to start the
+    /// program with, or nothing. It prints what the results are checked by.
+    script: &'static str,
 }
 
+/// Builds and queries objects that take about so many MiB.
+pub(crate) static PYTHON: Workload = Workload {
+    name: "python",
+    programs: &["/usr/bin/python3"],
+    amounts: [2048, 256, 48],
+    is_long: true,
+    prepare: |dir, _| write(dir, "hungry.py", include_str!("../../../examples/hungry.py")),
+    script: r#"exec "$@" /usr/bin/python3 hungry.py $n"#,
+};
+
+/// In memory, a table of so many rows.
+pub(crate) static SQLITE: Workload = Workload {
+    name: "sqlite",
+    programs: &["sqlite3"],
+    amounts: [600_000, 120_000, 40_000],
+    is_long: false,
+    prepare: |dir, rows| {
+        write(dir, "queries.sql", &include_str!("queries.sql").replace("ROWS", &rows.to_string()))
+    },
+    script: r#"exec "$@" sqlite3 -batch -bail :memory: ".read queries.sql""#,
+};
+
+/// A server with so many values of 1 KiB is asked by redis-benchmark.
+static REDIS: Workload = Workload {
+    name: "redis",
+    programs: &["redis-server", "redis-benchmark", "redis-cli"],
+    amounts: [300_000, 120_000, 20_000],
+    is_long: false,
+    prepare: |dir, _| write(dir, "redis.sh", include_str!("redis.sh")),
+    script: r#"exec bash redis.sh "$PWD/socket" $n "$@""#,
+};
+
+/// GNU sort of a file of so many bytes.
+pub(crate) static SORT: Workload = Workload {
+    name: "sort",
+    programs: &["sort"],
+    amounts: [1 << 30, 128 << 20, 24 << 20],
+    is_long: true,
+    prepare: |dir, bytes| {
+        let path = dir.join("lines");
+        write_lines(&path, bytes).map_err(|error| io_error(&path, error))
+    },
+    script: r#""$@" sort -o sorted lines && sort -c sorted && wc -lc <sorted"#,
+};
+
+/// A source that has templates instantiated for so many classes.
+static COMPILE: Workload = Workload {
+    name: "g++",
+    programs: &["g++"],
+    amounts: [25, 12, 1],
+    is_long: false,
+    prepare: |dir, classes| {
+        let (head, class) = include_str!("classes.cpp").split_once("\n\n").unwrap_or_default();
+        let classes = (0..classes).map(|nth| class.replace("NTH", &nth.to_string()));
+        write(dir, "large.cpp", &format!("{head}\n{}", classes.collect::<String>()))
+    },
+    script: r#""$@" g++ -O2 -std=c++17 -S large.cpp -o large.s && cksum large.s"#,
+};
+
+/// So many objects in a large heap.
+static NODE: Workload = Workload {
+    name: "node",
+    programs: &["node"],
+    amounts: [1_500_000, 700_000, 80_000],
+    is_long: false,
+    prepare: |dir, _| write(dir, "heap.js", include_str!("heap.js")),
+    script: r#"exec "$@" node --max-old-space-size=8192 heap.js $n"#,
+};
+
+/// The same. It would choose by the memory and the CPUs that it sees.
+static JVM: Workload = Workload {
+    name: "jvm",
+    programs: &["java", "javac"],
+    amounts: [4_000_000, 1_500_000, 120_000],
+    is_long: false,
+    prepare: |dir, _| {
+        write(dir, "Heap.java", include_str!("Heap.java"))?;
+        let mut javac = process::command("javac");
+        run_to_end(javac.arg("-d").arg(dir).arg(dir.join("Heap.java")), PATIENCE).map(drop)
+    },
+    script: r#"exec "$@" java -XX:+UseSerialGC -Xmx4g -Xshare:auto -cp . Heap $n"#,
+};
+
+/// Those that `uzram run` is measured with.
+pub(crate) static LIMITED: [&Workload; 6] = [&PYTHON, &SQLITE, &REDIS, &SORT, &COMPILE, &NODE];
+/// Those that swap is measured with.
+pub(crate) static SWAPPED: [&Workload; 5] = [&REDIS, &COMPILE, &PYTHON, &NODE, &JVM];
+
 impl Workload {
-    /// Those that `uzram run` is measured with.
-    pub(crate) const LIMITED: [Workload; 6] = [
-        Workload::Python,
-        Workload::Sqlite,
-        Workload::Redis,
-        Workload::Sort,
-        Workload::Compile,
-        Workload::Node,
-    ];
-    /// Those that swap is measured with.
-    pub(crate) const SWAPPED: [Workload; 5] =
-        [Workload::Redis, Workload::Compile, Workload::Python, Workload::Node, Workload::Jvm];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Workload::Python => "python",
-            Workload::Sqlite => "sqlite",
-            Workload::Redis => "redis",
-            Workload::Sort => "sort",
-            Workload::Compile => "g++",
-            Workload::Node => "node",
-            Workload::Jvm => "jvm",
-        }
-    }
-
     /// `Unsupported` names a program that is missing here.
-    pub(crate) fn check(self) -> Result<()> {
-        require(match self {
-            Workload::Python => &["/usr/bin/python3"],
-            Workload::Sqlite => &["sqlite3"],
-            Workload::Redis => &["redis-server", "redis-benchmark", "redis-cli"],
-            Workload::Sort => &["sort"],
-            Workload::Compile => &["g++"],
-            Workload::Node => &["node"],
-            Workload::Jvm => &["java", "javac"],
-        })
+    pub(crate) fn check(&self) -> Result<()> {
+        require(self.programs)
     }
 
-    /// Returns whether one round is enough: it takes minutes.
-    pub(crate) fn is_long(self, amounts: &Amounts) -> bool {
-        match self {
-            Workload::Python => amounts.python_mib >= 1024,
-            Workload::Sort => amounts.sort_bytes >= 1 << 29,
-            _ => false,
-        }
-    }
-
-    pub(crate) fn prepare(self, dir: &Path, amounts: &Amounts) -> Result<()> {
-        let write = |name: &str, text: &str| {
-            let path = dir.join(name);
-            fs::write(&path, text).map_err(|error| io_error(&path, error))
-        };
-        match self {
-            Workload::Python => write("hungry.py", include_str!("../../../examples/hungry.py")),
-            Workload::Sqlite => {
-                let rows = amounts.sqlite_rows.to_string();
-                write("queries.sql", &include_str!("queries.sql").replace("ROWS", &rows))
-            }
-            Workload::Redis => write("redis.sh", include_str!("redis.sh")),
-            Workload::Sort => {
-                let path = dir.join("lines");
-                write_lines(&path, amounts.sort_bytes).map_err(|error| io_error(&path, error))
-            }
-            Workload::Compile => write("large.cpp", &source(amounts.classes)),
-            Workload::Node => write("heap.js", include_str!("heap.js")),
-            Workload::Jvm => {
-                write("Heap.java", include_str!("Heap.java"))?;
-                let mut javac = process::command("javac");
-                run_to_end(javac.arg("-d").arg(dir).arg(dir.join("Heap.java")), PATIENCE).map(drop)
-            }
-        }
+    pub(crate) fn prepare(&self, dir: &Path, amount: u64) -> Result<()> {
+        (self.prepare)(dir, amount)
     }
 
     /// Returns the command that runs it in that folder, started by `prefix`, which is a command, too, or
-    /// nothing. It prints what the results are checked by.
-    pub(crate) fn command(self, dir: &Path, amounts: &Amounts, prefix: &[String]) -> Command {
+    /// nothing.
+    pub(crate) fn command(&self, dir: &Path, amount: u64, prefix: &[String]) -> Command {
+        let script = format!(r#"cd "$1" && n=$2 && shift 2 && {}"#, self.script);
         let mut command = Command::new("bash");
         command.env("LC_ALL", "C").env_remove("LD_PRELOAD");
-        let number = |number: u64| number.to_string();
-        match self {
-            Workload::Redis => {
-                command.arg(dir.join("redis.sh")).arg(dir.join("socket")).arg(number(amounts.redis_keys));
-                command.args(prefix);
-            }
-            Workload::Sort => {
-                let script =
-                    r#"cd "$1" && shift && "$@" sort -o sorted lines && sort -c sorted && wc -lc <sorted"#;
-                command.args(["-c", script, "bash"]).arg(dir).args(prefix);
-            }
-            Workload::Compile => {
-                let script =
-                    r#"cd "$1" && shift && "$@" g++ -O2 -std=c++17 -S large.cpp -o large.s && cksum large.s"#;
-                command.args(["-c", script, "bash"]).arg(dir).args(prefix);
-            }
-            Workload::Python => {
-                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
-                command.args(["/usr/bin/python3", "hungry.py"]).arg(number(amounts.python_mib));
-            }
-            Workload::Sqlite => {
-                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
-                command.args(["sqlite3", "-batch", "-bail", ":memory:", ".read queries.sql"]);
-            }
-            Workload::Node => {
-                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
-                command
-                    .args(["node", "--max-old-space-size=8192", "heap.js"])
-                    .arg(number(amounts.node_items));
-            }
-            Workload::Jvm => {
-                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
-                // It would choose by the memory and the CPUs that it sees.
-                command.args(["java", "-XX:+UseSerialGC", "-Xmx4g", "-Xshare:auto", "-cp", ".", "Heap"]);
-                command.arg(number(amounts.jvm_items));
-            }
-        }
+        command.args(["-c", &script, "bash"]).arg(dir).arg(amount.to_string()).args(prefix);
         command
     }
 }
 
+fn write(dir: &Path, name: &str, text: &str) -> Result<()> {
+    let path = dir.join(name);
+    fs::write(&path, text).map_err(|error| io_error(&path, error))
+}
+
 /// A program with what it works on, and how it ran with enough memory.
 pub(crate) struct Trial<'a> {
-    workload: Workload,
-    amounts: &'a Amounts,
+    workload: &'static Workload,
+    amount: u64,
     dir: TempDir,
     patience: Duration,
     stop: &'a AtomicBool,
+    /// How often a cgroup's limit was raised because the program waited.
+    raised: Cell<usize>,
     pub(crate) plain: Watched,
 }
 
 impl<'a> Trial<'a> {
     /// Prepares it in a new folder in `dir`, and runs it. It may take so long each time.
     pub(crate) fn new(
-        workload: Workload,
-        amounts: &'a Amounts,
+        workload: &'static Workload,
+        amount: u64,
         dir: &Path,
         patience: Duration,
         stop: &'a AtomicBool,
     ) -> Result<Trial<'a>> {
         let dir = temporary(dir)?;
-        workload.prepare(dir.path(), amounts)?;
-        let mut trial = Trial { workload, amounts, dir, patience, stop, plain: Watched::default() };
+        workload.prepare(dir.path(), amount)?;
+        let (raised, plain) = (Cell::default(), Watched::default());
+        let mut trial = Trial { workload, amount, dir, patience, stop, raised, plain };
         trial.plain = trial.watch(&[])?;
         Ok(trial)
     }
@@ -257,25 +189,79 @@ impl<'a> Trial<'a> {
         (self.plain.peak_bytes / 2).max(least_bytes)
     }
 
+    pub(crate) fn run_in_cgroup(&self, limit_bytes: u64) -> Result<Watched> {
+        let cgroup = LimitedCgroup::new(limit_bytes)?;
+        let watched = self.run(&cgroup.words(), "in a cgroup");
+        self.raised.update(|raised| raised + cgroup.raised());
+        watched
+    }
+
+    /// Adds what it takes with enough memory to a row, and a note if a cgroup's limit was raised.
+    pub(crate) fn describe(&self, table: &str, row: &str, limit_bytes: u64, report: &mut Report) {
+        let plain = [
+            ("plain s", self.plain.seconds),
+            ("peak MiB", mib(self.plain.peak_bytes)),
+            ("limit MiB", mib(limit_bytes)),
+        ];
+        report.row(table, row, &plain);
+        let (name, raised) = (self.workload.name, self.raised.get());
+        let note = format!("{name}: the cgroup's limit was raised for a moment {raised} times");
+        if raised > 0 && !report.notes.contains(&note) {
+            report.note(note);
+        }
+    }
+
     /// Runs it, started by `prefix`.
     pub(crate) fn run(&self, prefix: &[String], place: &str) -> Result<Watched> {
         let watched = self.watch(prefix)?;
         if watched.printed == self.plain.printed {
             return Ok(watched);
         }
-        let what = format!("{} {place} printed something else than without a limit", self.workload.name());
+        let what = format!("{} {place} printed something else than without a limit", self.workload.name);
         Err(Error::new(ErrorKind::Corrupt, what))
     }
 
     fn watch(&self, prefix: &[String]) -> Result<Watched> {
-        let mut command = self.workload.command(self.dir.path(), self.amounts, prefix);
+        let mut command = self.workload.command(self.dir.path(), self.amount, prefix);
         watch(&mut command, self.patience, || self.stop.load(Ordering::Relaxed))
-            .map_err(|error| Error::new(error.kind(), format!("{}: {error}", self.workload.name())))
+            .map_err(|error| Error::new(error.kind(), format!("{}: {error}", self.workload.name)))
     }
 }
 
-/// Writes lines in no order.
-fn write_lines(path: &PathBuf, bytes: u64) -> std::io::Result<()> {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) printed: String,
+    pub(crate) seconds: f64,
+    /// The most memory of one of its processes, as the kernel counts it (`VmHWM`).
+    pub(crate) peak_bytes: u64,
+    /// The most anonymous memory of one process at one of the looks (`RssAnon`).
+    pub(crate) anonymous_bytes: u64,
+}
+
+/// Runs a command to its end, which must be a success, and looks at the memory of all processes that it
+/// starts.
+pub(crate) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<Watched> {
+    let start = Instant::now();
+    let mut process = Process::start(command)?;
+    let mut watched = Watched::default();
+    process.finish(timeout, stops, EVERY, |process| watched.look(process.id()))?;
+    watched.seconds = start.elapsed().as_secs_f64();
+    watched.printed = process.printed();
+    Ok(watched)
+}
+
+impl Watched {
+    fn look(&mut self, process: u32) {
+        for process in family(process) {
+            // Those that have ended meanwhile are gone.
+            let bytes = |field| proc_bytes(&process.to_string(), "status", &[field]).unwrap_or(0);
+            self.peak_bytes = self.peak_bytes.max(bytes("VmHWM"));
+            self.anonymous_bytes = self.anonymous_bytes.max(bytes("RssAnon"));
+        }
+    }
+}
+
+fn write_lines(path: &Path, bytes: u64) -> std::io::Result<()> {
     const WORDS: [&str; 13] = [
         "memory", "page", "slot", "handle", "fault", "thread", "queue", "device", "block", "limit", "cold",
         "idle", "zram",
@@ -295,25 +281,20 @@ fn write_lines(path: &PathBuf, bytes: u64) -> std::io::Result<()> {
     file.into_inner()?.sync_data()
 }
 
-/// Returns a C++ source that has templates instantiated for so many classes.
-fn source(classes: usize) -> String {
-    let mut text =
-        "#include <algorithm>\n#include <functional>\n#include <map>\n#include <regex>\n#include <string>\n#include <vector>\n"
-            .to_owned();
-    for nth in 0..classes {
-        let _ = write!(
-            text,
-            "struct S{nth} {{ std::string a; long b; std::vector<int> c; bool operator<(const S{nth} &o) const {{ return b < o.b; }} }};
-long f{nth}(std::map<S{nth}, std::vector<S{nth}>> &m, std::vector<std::function<long(const S{nth} &)>> &g) {{
-  long t = 0;
-  std::vector<S{nth}> v;
-  for (auto &[k, w] : m) {{ for (auto &h : g) t += h(k); v.insert(v.end(), w.begin(), w.end()); }}
-  std::sort(v.begin(), v.end(), [](const S{nth} &x, const S{nth} &y) {{ return x.a < y.a; }});
-  for (auto &x : v) m[x].push_back(x);
-  return t;
-}}
-"
-        );
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_what_a_program_starts_is_seen() {
+        let mut command = Command::new("bash");
+        command.args([
+            "-c",
+            "bash -c 'x=$(head -c 20000000 /dev/zero | tr \"\\\\0\" x); sleep 0.3; echo ${#x}'",
+        ]);
+        let watched = watch(&mut command, Duration::from_secs(60), || false).unwrap();
+        assert_eq!(watched.printed, "20000000\n");
+        assert!(watched.peak_bytes > 20_000_000 && watched.anonymous_bytes > 20_000_000, "{watched:?}");
+        assert!(watched.seconds > 0.3, "{watched:?}");
     }
-    text
 }

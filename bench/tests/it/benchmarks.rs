@@ -28,7 +28,6 @@ fn bench() -> PathBuf {
     env!("CARGO_BIN_EXE_uzram-bench").into()
 }
 
-/// Little work, with files in a folder.
 fn small(dir: &Path) -> Options {
     Options {
         corpus: Source::Built(Kind::Mixed, 512),

@@ -84,7 +84,6 @@ impl Failure {
         !self.line.is_empty()
     }
 
-    /// Returns what is printed with `--json`.
     pub fn to_json(&self) -> Value {
         json!({ "error": self.line, "setting": self.setting })
     }
@@ -101,13 +100,11 @@ impl Failure {
         })
     }
 
-    /// Sets the exit status.
     #[must_use]
     pub fn with_exit(self, exit: Exit) -> Self {
         Failure { exit, ..self }
     }
 
-    /// Turns this failure into a usage failure: the request was invalid.
     #[must_use]
     pub fn in_usage(self) -> Self {
         if self.exit == Exit::Failed { self.with_exit(Exit::Usage) } else { self }
@@ -214,7 +211,6 @@ pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::
     })
 }
 
-/// Returns the failure of a command line that clap rejects.
 pub fn usage_failure(error: &clap::Error) -> Failure {
     let argument = match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, _) => None,
@@ -293,15 +289,8 @@ mod tests {
         let page = include_str!("../../../docs/control.md");
         let listed =
             page.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse::<u8>().ok());
-        let all = [
-            Exit::Done,
-            Exit::Failed,
-            Exit::Usage,
-            Exit::NoDaemon,
-            Exit::RunFailed,
-            Exit::NotExecutable,
-            Exit::NotFound,
-        ];
+        use Exit::*;
+        let all = [Done, Failed, Usage, NoDaemon, RunFailed, NotExecutable, NotFound];
         assert_eq!(listed.collect::<Vec<_>>(), all.map(|exit| exit as u8));
     }
 

@@ -3,19 +3,6 @@
 //!
 //! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as
 //! here (`crates/uzram/tests/it/layers.rs` checks it).
-//!
-//! | module | what it is |
-//! |---|---|
-//! | `other_words` | what other programs' commands, options and keys are here |
-//! | `failure` | how a command fails, and the exit statuses |
-//! | `output` | what a command prints, as text or JSON |
-//! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory, processes |
-//! | `terminal` | terminal output: tables, the live line, the log |
-//! | `config` | a daemon's configuration: the settings of a device, and the files and options they come from |
-//! | `swap` | what a swap area needs besides its device: memory checks, cgroups, swapoff |
-//! | `client` | the commands that talk to a daemon; `attach` and `detach` |
-//! | `daemon` | `up` |
-//! | `commands` | `check`, `corpus`, `run`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
 
 mod other_words;
 mod failure;
@@ -37,8 +24,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use client::attach::{self, AttachArgs, DetachArgs};
-use client::clients;
-use client::control::{self, AddArgs, DeviceArgs, DownArgs, SetArgs, StatArgs};
+use client::control::{self, AddArgs, DeviceArgs, DownArgs, KickArgs, SetArgs, StatArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
 #[cfg(feature = "remote")]
 use commands::backing;
@@ -87,7 +73,7 @@ enum Command {
     #[command(after_help = "Examples: uzram clients
           uzram clients --json | jq '.clients[] | select(.export == \"zram0\") | .id'")]
     Clients(RuntimeArgs),
-    Kick(clients::KickArgs),
+    Kick(KickArgs),
     Attach(AttachArgs),
     #[command(hide = true)]
     Attendant(attendant::AttendantArgs),
@@ -213,8 +199,8 @@ fn carry_out(cli: Cli) -> failure::Result<u8> {
         Command::Stat(args) => control::stat(&args).map(|()| 0),
         Command::Set(args) => control::set(&args).map(|()| 0),
         Command::Reset(args) => control::reset(&args).map(|()| 0),
-        Command::Clients(args) => clients::clients(&args).map(|()| 0),
-        Command::Kick(args) => clients::kick(&args).map(|()| 0),
+        Command::Clients(args) => control::clients(&args).map(|()| 0),
+        Command::Kick(args) => control::kick(&args).map(|()| 0),
         Command::Attach(args) => attach::attach(&args).map(|()| 0),
         Command::Successor(args) => succeed(&args),
         Command::Attendant(args) => attendant::run(&args).map(|()| 0),

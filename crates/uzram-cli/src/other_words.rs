@@ -74,12 +74,10 @@ fn find(rows: &[Row], word: &str) -> Option<&'static str> {
     rows.iter().find(|(words, _)| words.contains(&word)).map(|(_, answer)| *answer)
 }
 
-/// Returns what an unknown command probably means.
 pub fn of_command(word: &str) -> Option<&'static str> {
     find(COMMANDS, word)
 }
 
-/// Returns what an unknown option probably means.
 pub fn of_option(word: &str) -> Option<&'static str> {
     let is_number = word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     if is_number { Some("a number cannot be negative") } else { find(OPTIONS, word) }

@@ -7,7 +7,6 @@ use crate::error;
 
 /// The port of a server whose text has none.
 const DEFAULT_PORT: u16 = 6379;
-/// The most bytes of a text.
 const MAX_TEXT_BYTES: usize = 4096;
 /// The most servers that a text can name; a cluster tells the others.
 pub(crate) const MAX_SERVERS: usize = 64;
@@ -38,10 +37,8 @@ pub struct Server {
 
 impl Address {
     /// Parses a text. What follows the last colon is a size if a port is before it, or a database:
-    /// `redis://cache:6379:2G`, `redis://cache/1:2G`.
-    ///
-    /// # Errors
-    /// `Invalid`, also for a text with a password, which other users of the machine could read.
+    /// `redis://cache:6379:2G`, `redis://cache/1:2G`. Errors: `Invalid`, also for a text with a password,
+    /// which other users of the machine could read.
     pub fn parse(text: &str) -> Result<Address> {
         let refused = |why: &str| Err(error(ErrorKind::Invalid, format!("no address of a store: {why}")));
         if text.len() > MAX_TEXT_BYTES || text.contains(|c: char| c.is_control() || c.is_whitespace()) {

@@ -156,23 +156,19 @@ impl Failure {
         Failure { meaning, error }
     }
 
-    /// Returns that of a store which has no bytes of an object.
     pub(crate) fn lost(store: impl std::fmt::Display) -> Failure {
         Failure::new(Lost, error(ErrorKind::NotFound, format!("{store} has lost an object")))
     }
 
-    /// Returns that of an answer which is none to what was asked.
     pub(crate) fn odd_answer(store: impl std::fmt::Display) -> Failure {
         let what = format!("{store} gave an answer that does not belong to the request");
         Failure::new(Again, error(ErrorKind::Io, what))
     }
 
-    /// Returns that of a request without an answer in time.
     pub(crate) fn silent(store: impl std::fmt::Display) -> Failure {
         Failure::new(Again, error(ErrorKind::Io, format!("{store} does not answer")))
     }
 
-    /// Returns that of a request to a Redis server, which is shown as `store`.
     pub(crate) fn of_redis(store: &str, error: &RedisError) -> Failure {
         let details = error.to_string();
         let code = match error.kind() {
@@ -199,7 +195,6 @@ impl Failure {
         }
     }
 
-    /// Returns that of a request to an S3 server, which is shown as `store`.
     pub(crate) fn of_s3(store: &str, error: &opendal::Error) -> Failure {
         let mut cause: &(dyn std::error::Error + 'static) = error;
         while let Some(next) = cause.source() {
@@ -223,7 +218,6 @@ impl Failure {
         }
     }
 
-    /// Returns whether the same request may succeed soon.
     pub(crate) fn passes(&self) -> bool {
         self.meaning == Again
     }
@@ -232,7 +226,6 @@ impl Failure {
         self.meaning == Full
     }
 
-    /// Returns whether the store is none that can be used.
     pub(crate) fn is_unsupported(&self) -> bool {
         self.error.kind() == ErrorKind::Unsupported
     }
@@ -259,7 +252,6 @@ impl Failure {
     }
 }
 
-/// For whoever opens a store.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
         failure.error

@@ -6,19 +6,19 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, SetOnce};
 use tokio::time::Instant as Until;
 use uzram::backing::{
     Backing, Direction, Filling, Health, MOST_WAIT, Objects, Seal, Started, Tiers, Transfer,
 };
 use uzram::store::are_whole;
-use uzram::sync::{Condvar, Mutex};
+use uzram::sync::Mutex;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::breaker::Breaker;
@@ -29,7 +29,6 @@ use crate::{Failure, error};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
 const THREADS: usize = 2;
-/// Removals that are asked for together.
 const REMOVALS_AT_ONCE: usize = 256;
 /// Objects that may wait for their removal; those of more stay behind. Takes 48 MiB at most: of a large
 /// device, at its end.
@@ -42,7 +41,7 @@ const CHECK_AGAIN_FOR: Duration = Duration::from_secs(1);
 const END_WITHIN: Duration = Duration::from_secs(5);
 /// How long it waits until the device's lease has ended.
 const LEASE_ENDS_WITHIN: Duration = Duration::from_secs(1);
-/// How often it looks for removals.
+/// How often it looks whether there are transfers and removals.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What a backing asks of a store at most.
@@ -70,17 +69,14 @@ impl Default for Limits {
 }
 
 /// A device, and the key that its objects are sealed with. Whoever has it can read them.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Identity {
     pub(crate) device: DeviceId,
     key: Key,
 }
 
 impl Identity {
-    /// Draws a new one.
-    ///
-    /// # Errors
-    /// `Io` if the system gives no random bytes.
+    /// Draws a new one. Errors: `Io` if the system gives no random bytes.
     pub fn new() -> Result<Identity> {
         Ok(Identity { device: DeviceId::new()?, key: Key::new()? })
     }
@@ -98,14 +94,11 @@ pub struct RemoteBacking<O: ObjectStore> {
     len_bytes: Option<u64>,
     /// Whether the device is new, so that nothing is there unless something was put there.
     is_new: bool,
-    /// `None` once it is dropped.
     runtime: Option<Runtime>,
 }
 
 struct Shared<O> {
-    /// Set once there is a connection.
-    objects: OnceLock<O>,
-    connected: Notify,
+    objects: SetOnce<O>,
     device: DeviceId,
     seal: Arc<Sealer>,
     /// If it is a part of another backing: its first extent there, and what that one's objects are sealed
@@ -118,8 +111,8 @@ struct Shared<O> {
     removals: Removals,
     /// Objects whose write was refused before it was sent: there is nothing to remove.
     unsent: Mutex<HashSet<ObjectKey>>,
-    under_way: UnderWay,
-    /// Whether there may be objects.
+    /// Each transfer has a clone until it has ended, or was given up by a panic.
+    under_way: Arc<()>,
     has_put: AtomicBool,
     /// Set by requests that fail: the store is checked soon.
     is_check_due: AtomicBool,
@@ -128,7 +121,6 @@ struct Shared<O> {
     expired: AtomicU64,
 }
 
-/// Objects that are to be removed.
 #[derive(Default)]
 struct Removals {
     waiting: Mutex<Waiting>,
@@ -143,13 +135,6 @@ struct Waiting {
     again: VecDeque<ObjectKey>,
 }
 
-/// Counts transfers that have not ended.
-#[derive(Default)]
-struct UnderWay {
-    count: Mutex<usize>,
-    ended: Condvar,
-}
-
 impl<O: ObjectStore> RemoteBacking<O> {
     pub(crate) fn sealer(&self) -> &Sealer {
         &self.shared.seal
@@ -159,20 +144,15 @@ impl<O: ObjectStore> RemoteBacking<O> {
         Arc::<Sealer>::clone(&self.shared.seal)
     }
 
-    /// Returns it as the only tier of a device.
-    ///
-    /// # Errors
-    /// As [`Tiers::new`].
+    /// Returns it as the only tier of a device. Errors: as [`Tiers::new`].
     pub fn tiers(self: &Arc<Self>) -> Result<Arc<Tiers>> {
         let objects: Arc<dyn Objects> = Arc::<Self>::clone(self);
         Tiers::new(vec![Backing::Objects(objects)], Some(self.seal())).map(Arc::new)
     }
 
     /// Makes a store of objects the backing of a device: connects to it by `connect`, and waits until it is
-    /// connected. Of the store, `len_bytes` are used at most; `None` for as many as the device has.
-    ///
-    /// # Errors
-    /// Those of `connect`; `NoMemory` when the system gives no threads, or locks no memory.
+    /// connected. Of the store, `len_bytes` are used at most; `None` for as many as the device has. Errors:
+    /// those of `connect`; `NoMemory` when the system gives no threads, or locks no memory.
     pub fn open<F>(
         identity: &Identity,
         len_bytes: Option<u64>,
@@ -192,17 +172,16 @@ impl<O: ObjectStore> RemoteBacking<O> {
                 backing.shared.end_at(until, leasing).await?;
                 Ok::<O, Error>(objects)
             })?;
-            backing.shared.set_objects(objects);
+            // Connected once.
+            let _ = backing.shared.objects.set(objects);
             backing.is_new = true;
         }
         Ok(backing)
     }
 
     /// Goes on with the objects that a device has there. It is connected later, if the store is away; what
-    /// needs it waits, and fails in time.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no threads, or locks no memory.
+    /// needs it waits, and fails in time. Errors: `NoMemory` when the system gives no threads, or locks no
+    /// memory.
     pub fn resume<F>(
         identity: &Identity,
         len_bytes: u64,
@@ -221,7 +200,9 @@ impl<O: ObjectStore> RemoteBacking<O> {
                         Ok(objects) => {
                             let began = Instant::now();
                             shared.breaker.note_check(began, shared.checked(&objects).await);
-                            return shared.set_objects(objects);
+                            // Connected once.
+                            let _ = shared.objects.set(objects);
+                            return;
                         }
                         Err(error) => shared.breaker.open(error.into()),
                     }
@@ -239,8 +220,7 @@ impl<O: ObjectStore> RemoteBacking<O> {
         let runtime = runtime.build().map_err(no_threads)?;
         let permits = limits.in_flight_bytes.clamp(O::OBJECT_BYTES, Semaphore::MAX_PERMITS);
         let shared = Arc::new(Shared {
-            objects: OnceLock::new(),
-            connected: Notify::new(),
+            objects: SetOnce::new(),
             device: identity.device,
             seal: Arc::new(identity.sealer()?),
             part: OnceLock::new(),
@@ -249,7 +229,7 @@ impl<O: ObjectStore> RemoteBacking<O> {
             in_flight: Semaphore::new(permits),
             removals: Removals::default(),
             unsent: Mutex::default(),
-            under_way: UnderWay::default(),
+            under_way: Arc::default(),
             has_put: AtomicBool::new(false),
             is_check_due: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
@@ -258,6 +238,21 @@ impl<O: ObjectStore> RemoteBacking<O> {
         runtime.spawn(Arc::clone(&shared).keep_removing());
         runtime.spawn(Arc::clone(&shared).keep_checking());
         Ok(RemoteBacking { shared, len_bytes, is_new: false, runtime: Some(runtime) })
+    }
+
+    /// Waits for the transfers, each of which has a deadline, and some seconds for removals.
+    fn finish(&self) {
+        while Arc::strong_count(&self.shared.under_way) > 1 {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // The count is read Relaxed: what transfers did is seen from here on.
+        fence(Ordering::Acquire);
+        let removals = &self.shared.removals;
+        let ends = Instant::now() + END_WITHIN;
+        while !removals.is_empty() && Instant::now() < ends {
+            removals.more.notify_one();
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 }
 
@@ -287,7 +282,7 @@ impl<O: ObjectStore> Objects for RemoteBacking<O> {
         }
         let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
         let Some(runtime) = &self.runtime else { return };
-        let counted = Counted::new(Arc::clone(&shared));
+        let counted = Arc::clone(&shared.under_way);
         runtime.spawn(async move {
             let result = shared.carry_out(extent, &mut started).await;
             started.finish(result.map_err(Failure::into_io));
@@ -301,7 +296,6 @@ impl<O: ObjectStore> Objects for RemoteBacking<O> {
         self.shared.objects.get().is_some_and(|objects| objects.get_here(key, at, out, &is_whole))
     }
 
-    /// Puts it into the queue of those that are to be removed.
     fn delete(&self, extent: u32, filling: Filling) {
         let key = self.shared.key(extent, filling);
         if !self.shared.unsent.lock().remove(&key) {
@@ -326,8 +320,7 @@ impl<O: ObjectStore> Objects for RemoteBacking<O> {
 
     fn end(&self) {
         self.shared.has_ended.store(true, Ordering::Relaxed);
-        self.shared.under_way.wait();
-        self.end_removals();
+        self.finish();
         if let (Some(runtime), Some(objects)) = (&self.runtime, self.shared.objects.get()) {
             let ending = objects.end_lease(self.shared.device);
             let _ = runtime.block_on(async { tokio::time::timeout(LEASE_ENDS_WITHIN, ending).await });
@@ -335,80 +328,20 @@ impl<O: ObjectStore> Objects for RemoteBacking<O> {
     }
 }
 
-/// Counts a transfer until it has ended, or was given up by a panic.
-struct Counted<O>(Arc<Shared<O>>);
-
-impl<O> Counted<O> {
-    fn new(shared: Arc<Shared<O>>) -> Self {
-        *shared.under_way.count.lock() += 1;
-        Counted(shared)
-    }
-}
-
-impl<O> Drop for Counted<O> {
-    fn drop(&mut self) {
-        *self.0.under_way.count.lock() -= 1;
-        self.0.under_way.ended.notify_all();
-    }
-}
-
-impl<O: ObjectStore> RemoteBacking<O> {
-    /// Waits until all removals were carried out, or some seconds.
-    fn end_removals(&self) {
-        let removals = &self.shared.removals;
-        let ends = Instant::now() + END_WITHIN;
-        while !removals.is_empty() && Instant::now() < ends {
-            removals.more.notify_one();
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-}
-
 impl<O: ObjectStore> Drop for RemoteBacking<O> {
-    /// Waits for the transfers, each of which has a deadline, and some seconds for removals.
     fn drop(&mut self) {
         if self.is_new && !self.shared.has_put.load(Ordering::Relaxed) {
             // Only a lease is there, which nobody else ends.
             self.end();
         }
-        self.shared.under_way.wait();
-        self.end_removals();
+        self.finish();
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(END_WITHIN);
         }
     }
 }
 
-impl UnderWay {
-    /// Waits until no transfer is under way.
-    fn wait(&self) {
-        let mut count = self.count.lock();
-        while *count > 0 {
-            count = count.wait(&self.ended);
-        }
-    }
-}
-
 impl<O: ObjectStore> Shared<O> {
-    fn set_objects(&self, objects: O) {
-        // Connected once.
-        let _ = self.objects.set(objects);
-        self.connected.notify_waiters();
-    }
-
-    /// Returns the store; waits until there is a connection.
-    async fn objects(&self) -> &O {
-        loop {
-            let mut connected = std::pin::pin!(self.connected.notified());
-            // From here on, a connection is not missed.
-            connected.as_mut().enable();
-            if let Some(objects) = self.objects.get() {
-                return objects;
-            }
-            connected.await;
-        }
-    }
-
     fn key(&self, extent: u32, filling: Filling) -> ObjectKey {
         ObjectKey { device: self.device, extent, filling }
     }
@@ -438,7 +371,7 @@ impl<O: ObjectStore> Shared<O> {
         self.check_used()?;
         let until = Until::now() + self.limits.read_deadline;
         let reading = async {
-            let objects = self.objects().await;
+            let objects = self.objects.wait().await;
             let read = tried(until, || objects.get(key, at, out.len())).await?;
             take(&read, out)?;
             let is_whole = |read: &[u8]| self.is_whole(key, at, read);
@@ -469,7 +402,7 @@ impl<O: ObjectStore> Shared<O> {
         }
         let until = Until::now() + self.limits.write_deadline;
         let writing = async {
-            let objects = self.objects().await;
+            let objects = self.objects.wait().await;
             // Not again once it is known that nothing can be written.
             let put = || async {
                 self.may_write()?;
@@ -498,7 +431,6 @@ impl<O: ObjectStore> Shared<O> {
         }
     }
 
-    /// Waits for something until then.
     async fn end_at<T>(
         &self,
         until: Until,
@@ -510,7 +442,6 @@ impl<O: ObjectStore> Shared<O> {
         })
     }
 
-    /// Removes objects until the runtime ends.
     async fn keep_removing(self: Arc<Self>) {
         let mut tried_again = Instant::now();
         loop {
@@ -529,8 +460,8 @@ impl<O: ObjectStore> Shared<O> {
                 let _ = tokio::time::timeout(RETRY_EVERY, self.removals.more.notified()).await;
                 continue;
             }
-            let asked = async { self.objects().await.remove(keys.clone()).await };
-            let failed = tokio::time::timeout(self.limits.write_deadline, asked)
+            let asked = async { self.objects.wait().await.remove(keys.clone()).await };
+            let mut failed = tokio::time::timeout(self.limits.write_deadline, asked)
                 .await
                 .unwrap_or_else(|_| keys.clone());
             if are_again && !failed.is_empty() {
@@ -538,11 +469,10 @@ impl<O: ObjectStore> Shared<O> {
             }
             if self.has_ended.load(Ordering::Relaxed) {
                 // Tried once.
-                self.removals.left_behind.fetch_add(failed.len() as u64, Ordering::Relaxed);
-                self.removals.end(keys.len(), are_again, Vec::new());
-            } else {
-                self.removals.end(keys.len(), are_again, failed);
+                let left_behind = failed.drain(..).count() as u64;
+                self.removals.left_behind.fetch_add(left_behind, Ordering::Relaxed);
             }
+            self.removals.end(keys.len(), are_again, failed);
         }
     }
 
@@ -565,7 +495,6 @@ impl<O: ObjectStore> Shared<O> {
         }
     }
 
-    /// Checks the store and renews the lease, and notes what is wrong.
     async fn check(&self, objects: &O) {
         let began = Instant::now();
         let checked = self.checked(objects).await;

@@ -23,7 +23,6 @@ struct State {
     failures: u32,
     /// Why nothing is written, and when that was found out last.
     stopped: Option<(Failure, Trouble, Instant)>,
-    /// What is wrong with a part of the store.
     degraded: Option<Trouble>,
     /// When the last check began that succeeded.
     checked: Option<Instant>,
@@ -43,7 +42,6 @@ impl Breaker {
         self.state.lock().stopped.as_ref().map_or(Ok(()), |(why, ..)| Err(why.clone().given_up()))
     }
 
-    /// Returns whether nothing may be written.
     pub(crate) fn is_open(&self) -> bool {
         self.state.lock().stopped.is_some()
     }
@@ -62,7 +60,6 @@ impl Breaker {
         }
     }
 
-    /// Notes the result of a write.
     pub(crate) fn note(&self, result: &Result<(), Failure>) {
         self.change(|state| match result {
             Ok(()) => state.failures = 0,
@@ -75,7 +72,6 @@ impl Breaker {
         });
     }
 
-    /// Stops writes.
     pub(crate) fn open(&self, why: Failure) {
         self.change(|state| state.stop(why));
     }

@@ -13,7 +13,6 @@ use crate::{S3Login, error};
 
 /// The most bytes of a user's name, and of a password.
 const MAX_LOGIN_BYTES: usize = 4096;
-/// The most bytes of a file.
 const MAX_FILE_BYTES: u64 = 16 << 10;
 
 /// Returns the login to Redis. Errors: `Invalid` if it is too long, or a user has no password; `NotFound`,
@@ -41,32 +40,28 @@ fn checked(login: Credentials) -> Result<Credentials> {
 /// Returns the login to S3, and where it is. Errors: `Permission` if there is none; `Invalid` if it cannot be
 /// one; as [`redis`] for its file.
 pub(crate) fn s3() -> Result<S3Login> {
-    let keys =
-        match variable("UZRAM_S3_CREDENTIALS_FILE")? {
-            Some(path) => {
-                let keys = parse_keys(&read_private(&path)?);
-                Some(keys.ok_or_else(|| {
-                    let what = "it has neither an access key's id and a secret key in two lines, nor \
-                            aws_access_key_id = … and aws_secret_access_key = …";
-                    error(ErrorKind::Invalid, format!("{path}: {what}"))
-                })?)
-            }
-            None => {
-                let token = variable("AWS_SESSION_TOKEN")?;
-                variable("AWS_ACCESS_KEY_ID")?
-                    .zip(variable("AWS_SECRET_ACCESS_KEY")?)
-                    .map(|(id, secret)| Keys { id, secret, token })
-            }
-        };
-    let Some(Keys { id, secret, token }) = keys else {
+    let keys = match variable("UZRAM_S3_CREDENTIALS_FILE")? {
+        Some(path) => {
+            let what = "it has neither an access key's id and a secret key in two lines, nor \
+                        aws_access_key_id = … and aws_secret_access_key = …";
+            let keys = parse_keys(&read_private(&path)?);
+            Some(keys.ok_or_else(|| error(ErrorKind::Invalid, format!("{path}: {what}")))?)
+        }
+        None => {
+            let token = variable("AWS_SESSION_TOKEN")?;
+            let pair = variable("AWS_ACCESS_KEY_ID")?.zip(variable("AWS_SECRET_ACCESS_KEY")?);
+            pair.map(|(id, secret)| (id, secret, token))
+        }
+    };
+    let Some((access_key_id, secret_access_key, session_token)) = keys else {
         let what = "no login to S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or UZRAM_S3_CREDENTIALS_FILE. Nothing \
                     else is searched";
         return Err(error(ErrorKind::Permission, what));
     };
     S3Login {
-        access_key_id: id,
-        secret_access_key: secret,
-        session_token: token,
+        access_key_id,
+        secret_access_key,
+        session_token,
         region: variable("AWS_REGION")?.unwrap_or_else(|| "us-east-1".to_owned()),
         endpoint: match variable("AWS_ENDPOINT_URL_S3")? {
             Some(url) => Some(url),
@@ -93,16 +88,9 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// What a file has, for S3.
-#[derive(Debug, PartialEq, Eq)]
-struct Keys {
-    id: String,
-    secret: String,
-    token: Option<String>,
-}
-
 /// Parses what a file has: two lines, or the keys of an AWS file, of whose sections the first one counts.
-fn parse_keys(text: &str) -> Option<Keys> {
+/// Returns an access key's id, its secret key and a session's token.
+fn parse_keys(text: &str) -> Option<(String, String, Option<String>)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';']));
     let lines: Vec<_> = lines.collect();
     let is_section = |line: &str| line.starts_with('[');
@@ -113,12 +101,12 @@ fn parse_keys(text: &str) -> Option<Keys> {
         pairs.find_map(|(key, value)| (key.trim() == name).then(|| value.trim().to_owned()))
     };
     if let Some((id, secret)) = value("aws_access_key_id").zip(value("aws_secret_access_key")) {
-        return Some(Keys { id, secret, token: value("aws_session_token") });
+        return Some((id, secret, value("aws_session_token")));
     }
     match lines[..] {
         // A secret key may end with '='.
         [id, secret] if !id.contains(['=', '[']) && !secret.contains(' ') => {
-            Some(Keys { id: id.to_owned(), secret: secret.to_owned(), token: None })
+            Some((id.to_owned(), secret.to_owned(), None))
         }
         _ => None,
     }
@@ -197,9 +185,7 @@ mod tests {
 
     #[test]
     fn a_file_has_keys_in_two_lines_or_by_name() {
-        let keys = |token: Option<&str>| {
-            Some(Keys { id: "ID".to_owned(), secret: "a/b=".to_owned(), token: token.map(str::to_owned) })
-        };
+        let keys = |token: Option<&str>| Some(("ID".to_owned(), "a/b=".to_owned(), token.map(str::to_owned)));
         for (text, expected) in [
             ("ID\na/b=\n", keys(None)),
             ("\n# mine\nID\r\n  a/b=  \n\n", keys(None)),

@@ -14,10 +14,7 @@ use crate::Failure;
 pub struct DeviceId([u8; 16]);
 
 impl DeviceId {
-    /// Returns a new one.
-    ///
-    /// # Errors
-    /// `Io` if the system gives no random bytes.
+    /// Returns a new one. Errors: `Io` if the system gives no random bytes.
     pub fn new() -> Result<DeviceId> {
         let mut bytes = [0; 16];
         match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
@@ -25,9 +22,7 @@ impl DeviceId {
             _ => Err(Error::new(ErrorKind::Io, "the system gave no random bytes")),
         }
     }
-}
 
-impl DeviceId {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,21 +31,18 @@ const S3_LIMITS: Limits = Limits {
     write_deadline: Duration::from_secs(10),
     gone_after: MOST_WAIT,
 };
-/// The most bytes of what is kept.
-const MAX_KEPT_BYTES: u64 = 64 << 10;
+const MAX_KEPT_BYTES: usize = 64 << 10;
 
 /// Opens `redis://`, `rediss://` and `s3://`.
 pub struct RemoteOpener;
 
-/// What a text names.
 enum Place {
     Redis(Address),
     S3(S3Address),
 }
 
 impl Place {
-    /// # Errors
-    /// `Invalid`, as [`Address::parse`] and [`S3Address::parse`].
+    /// Errors: `Invalid`, as [`Address::parse`] and [`S3Address::parse`].
     fn parse(text: &str) -> Result<Place> {
         match text.starts_with(s3::SCHEME) {
             true => S3Address::parse(text).map(Place::S3),
@@ -55,18 +51,15 @@ impl Place {
     }
 }
 
-/// A login to one of them.
 #[derive(Clone, Serialize, Deserialize)]
 enum Login {
     Redis(Credentials),
     S3(S3Login),
 }
 
-/// What a process needs to go on.
 #[derive(Clone, Serialize, Deserialize)]
 struct Kept {
     identity: Identity,
-    /// The address that was given.
     name: String,
     /// The address with all nodes of a cluster: the one that was given may be away.
     address: String,
@@ -87,7 +80,7 @@ impl Opener for RemoteOpener {
     }
 
     fn resume(&self, fd: OwnedFd, len_bytes: u64) -> Result<Elsewhere> {
-        let (kept, fd): (Kept, _) = read(fd)?;
+        let kept: Kept = read(&fd)?;
         match (Place::parse(&kept.address)?, kept.login.clone()) {
             (Place::Redis(address), Login::Redis(login)) => {
                 let copies = kept.copies;
@@ -110,17 +103,8 @@ impl Opener for RemoteOpener {
     }
 
     fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, Option<OwnedFd>)> {
-        let (identity, kept): (Identity, _) = match kept {
-            Some(fd) => {
-                let (identity, fd) = read(fd)?;
-                (identity, Some(fd))
-            }
-            None => {
-                let identity = Identity::new()?;
-                let kept = write(&identity).ok();
-                (identity, kept)
-            }
-        };
+        let identity = kept.as_ref().map_or_else(Identity::new, read)?;
+        let kept = kept.or_else(|| write(&identity).ok());
         let sealer = identity.sealer()?;
         sealer.pin(kept.as_ref());
         Ok((Arc::new(sealer), kept))
@@ -189,16 +173,10 @@ fn write(kept: &impl Serialize) -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads what another process wrote.
-fn read<T: DeserializeOwned>(fd: OwnedFd) -> Result<(T, OwnedFd)> {
-    let file = File::from(fd);
-    let len = file.metadata().map_err(|_| not_kept())?.len();
-    if len > MAX_KEPT_BYTES {
-        return Err(not_kept());
-    }
-    let mut bytes = Zeroizing::new(vec![0; len as usize]);
-    file.read_exact_at(&mut bytes, 0).map_err(|_| not_kept())?;
-    Ok((serde_json::from_slice(&bytes).map_err(|_| not_kept())?, file.into()))
+fn read<T: DeserializeOwned>(fd: &OwnedFd) -> Result<T> {
+    let mut bytes = Zeroizing::new(vec![0; MAX_KEPT_BYTES]);
+    let len = rustix::io::pread(fd, bytes.as_mut_slice(), 0).map_err(|_| not_kept())?;
+    serde_json::from_slice(&bytes[..len]).map_err(|_| not_kept())
 }
 
 fn not_kept() -> Error {
@@ -206,10 +184,8 @@ fn not_kept() -> Error {
 }
 
 /// Removes what devices without a lease have left at an address, or with `only_look` looks for it; the login
-/// is that of the environment. Returns what was found, by device.
-///
-/// # Errors
-/// As [`RemoteOpener`]; `Io` if not all of the store can be asked: then nothing is removed.
+/// is that of the environment. Returns what was found, by device. Errors: as [`RemoteOpener`]; `Io` if not
+/// all of the store can be asked: then nothing is removed.
 pub fn sweep(text: &str, only_look: bool) -> Result<BTreeMap<String, Swept>> {
     match Place::parse(text)? {
         Place::Redis(address) => block_on(crate::redis::sweep(address, login::redis()?, only_look)),
@@ -217,10 +193,7 @@ pub fn sweep(text: &str, only_look: bool) -> Result<BTreeMap<String, Swept>> {
     }
 }
 
-/// The same in S3, with a login.
-///
-/// # Errors
-/// As [`sweep`].
+/// The same in S3, with a login. Errors: as [`sweep`].
 pub fn sweep_s3(address: &S3Address, login: &S3Login, only_look: bool) -> Result<BTreeMap<String, Swept>> {
     block_on(s3::sweep(address.clone(), login, only_look))
 }
@@ -235,6 +208,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 
@@ -251,7 +225,7 @@ mod tests {
             login: Login::Redis(login),
         };
         let file = write(&kept).unwrap();
-        let (read, file): (Kept, _) = super::read(file).unwrap();
+        let read: Kept = super::read(&file).unwrap();
         let file = File::from(file);
         assert_eq!((read.identity.device, read.address, read.copies), (device, kept.address, 2));
         let Login::Redis(login) = read.login else { panic!("another login") };
@@ -260,7 +234,7 @@ mod tests {
         for bad in ["", "{}", "null"] {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bad.as_bytes()).unwrap();
-            assert!(super::read::<Kept>(file.into()).is_err(), "{bad}");
+            assert!(super::read::<Kept>(&file.into()).is_err(), "{bad}");
         }
     }
 }

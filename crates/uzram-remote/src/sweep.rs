@@ -17,9 +17,7 @@ pub(crate) const LEASE_S: u64 = 600;
 pub(crate) const LEASE: &str = "lease";
 /// Between the two looks: longer than a process takes to renew a lease that it has just taken over.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// Objects that are removed at a time.
 const OBJECTS_AT_ONCE: usize = 1000;
-/// Hexadecimal digits of a device.
 const DEVICE_DIGITS: usize = 32;
 
 /// What a sweep found of a device.
@@ -41,7 +39,6 @@ pub(crate) struct Seen<'a> {
     pub(crate) is_lease: bool,
 }
 
-/// A store that can be searched.
 pub(crate) trait Sweepable {
     /// Goes through everything of devices once. Errors: if not all of the store can be asked.
     async fn look(&self, each: &mut dyn FnMut(Seen<'_>)) -> Result<()>;

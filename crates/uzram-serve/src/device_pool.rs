@@ -21,8 +21,7 @@ use uzram::sync::{Condvar, Mutex};
 /// The most threads of a pool. This many requests of a device can wait for its backing device at a time,
 /// besides those of connections that got no permit.
 const MAX_THREADS: usize = 16;
-/// The most tasks of a server at a time.
-const MAX_TASKS: usize = 1024;
+pub(crate) const MAX_TASKS: usize = 1024;
 /// Memory for tasks: enough for one of the longest requests, and many short ones.
 pub(crate) const TASK_BYTES: usize = 40 << 20;
 
@@ -41,12 +40,10 @@ pub(crate) struct Share {
 }
 
 impl Budget {
-    /// Makes a budget of which nothing is taken.
     pub fn new(total: usize) -> Arc<Self> {
         Arc::new(Budget { total, left: AtomicUsize::new(total) })
     }
 
-    /// Returns the total, taken or not.
     pub fn total(&self) -> usize {
         self.total
     }
@@ -74,26 +71,20 @@ impl Drop for Share {
 /// Work that may wait for a device.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// The pools of a server's devices.
 pub(crate) struct DevicePools {
     /// The pools of devices in use, by the devices' addresses.
     pools: Mutex<HashMap<usize, Weak<DevicePool>>>,
     bounds: Bounds,
 }
 
-/// The bounds of all tasks of a server.
 #[derive(Clone)]
 struct Bounds {
-    /// [`MAX_TASKS`].
     tasks: Arc<Budget>,
     bytes: Arc<Budget>,
 }
 
 /// Permission to start a task and use a number of bytes for it; returned on drop.
-pub(crate) struct TaskPermit {
-    _task: Share,
-    _bytes: Share,
-}
+pub(crate) type TaskPermit = (Share, Share);
 
 /// The threads that wait for one device. When dropped, waits until all tasks are done.
 pub(crate) struct DevicePool {
@@ -113,33 +104,18 @@ struct Shared {
 struct State {
     tasks: VecDeque<Task>,
     threads: Vec<JoinHandle<()>>,
-    /// Threads that run a task.
     busy: usize,
     /// A refused thread has been logged.
     warned: bool,
     ending: bool,
 }
 
-impl Default for DevicePools {
-    /// Creates pools with their own budget of [`TASK_BYTES`].
-    fn default() -> Self {
-        DevicePools::new(Budget::new(TASK_BYTES))
-    }
-}
-
 impl DevicePools {
-    /// Creates pools whose tasks take their memory from `bytes`.
-    pub fn new(bytes: Arc<Budget>) -> Self {
-        DevicePools::bounded(Budget::new(MAX_TASKS), bytes)
-    }
-
-    /// Creates pools that take no tasks: every caller does its work itself.
-    pub fn without_tasks() -> Self {
-        DevicePools::bounded(Budget::new(0), Budget::new(0))
-    }
-
-    fn bounded(tasks: Arc<Budget>, bytes: Arc<Budget>) -> Self {
-        DevicePools { pools: Mutex::default(), bounds: Bounds { tasks, bytes } }
+    /// Creates pools for so many tasks, which take their memory from `bytes`. If there can be none, every
+    /// caller does its work itself.
+    pub fn new(tasks: usize, bytes: Arc<Budget>) -> Self {
+        let bounds = Bounds { tasks: Budget::new(tasks), bytes };
+        DevicePools { pools: Mutex::default(), bounds }
     }
 
     /// Returns the pool of a device. It lives as long as a caller holds it.
@@ -160,8 +136,7 @@ impl DevicePool {
     /// Takes a permit for a task that needs `len_bytes`, and ensures that there is a thread to run it; `None`
     /// when there are too many tasks, or the system refuses a thread.
     pub fn try_acquire(&self, len_bytes: usize) -> Option<TaskPermit> {
-        let permit =
-            TaskPermit { _task: self.bounds.tasks.take(1)?, _bytes: self.bounds.bytes.take(len_bytes)? };
+        let permit = (self.bounds.tasks.take(1)?, self.bounds.bytes.take(len_bytes)?);
         let mut state = self.shared.state.lock();
         if state.threads.is_empty() {
             self.shared.start_thread(&mut state);
@@ -182,7 +157,6 @@ impl DevicePool {
 }
 
 impl Shared {
-    /// Starts one more thread, if the system allows it.
     fn start_thread(self: &Arc<Self>, state: &mut State) {
         let name = format!("blocking-{}", state.threads.len());
         let shared = Arc::clone(self);
@@ -200,7 +174,6 @@ impl Shared {
         }
     }
 
-    /// Runs tasks until the pool ends.
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
@@ -247,6 +220,10 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
+    fn pools(tasks: usize) -> DevicePools {
+        DevicePools::new(tasks, Budget::new(TASK_BYTES))
+    }
+
     fn device(name: &str) -> Arc<Device> {
         Device::new(name).unwrap()
     }
@@ -287,7 +264,7 @@ mod tests {
 
     #[test]
     fn one_thread_is_enough_for_one_task_after_another() {
-        let pool = DevicePools::default().pool(&device("d"));
+        let pool = pools(MAX_TASKS).pool(&device("d"));
         let (running, runs) = mpsc::channel();
         for _ in 0..50 {
             while pool.shared.state.lock().busy > 0 {
@@ -302,7 +279,7 @@ mod tests {
 
     #[test]
     fn tasks_of_all_devices_are_bounded_in_number_and_in_bytes() {
-        let pools = DevicePools::default();
+        let pools = pools(MAX_TASKS);
         let devices = ["a", "b"].map(device);
         let [pool, other] = devices.each_ref().map(|device| pools.pool(device));
         assert!(Arc::ptr_eq(&pool, &pools.pool(&devices[0])) && !Arc::ptr_eq(&pool, &other));
@@ -317,13 +294,13 @@ mod tests {
         let again = pools.pool(&devices[1]);
         assert!(again.try_acquire(TASK_BYTES).is_some());
         assert_eq!(pools.pools.lock().len(), 1, "what is not in use is forgotten");
-        let none = DevicePools::without_tasks().pool(&device("d"));
+        let none = self::pools(0).pool(&device("d"));
         assert!(none.try_acquire(0).is_none() && none.shared.state.lock().threads.is_empty());
     }
 
     #[test]
     fn a_panic_ends_its_task_alone_and_the_end_waits_for_all() {
-        let (pool, done) = (DevicePools::default().pool(&device("d")), Arc::new(AtomicUsize::new(0)));
+        let (pool, done) = (pools(MAX_TASKS).pool(&device("d")), Arc::new(AtomicUsize::new(0)));
         for index in 0..20 {
             let done = Arc::clone(&done);
             start(&pool, move || {

@@ -111,10 +111,8 @@ impl Entry {
         &self.device
     }
 
-    /// Opens the device for an NBD client.
-    ///
-    /// # Errors
-    /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.
+    /// Opens the device for an NBD client. Errors: `Permission` when the device is not exported now; `Busy`
+    /// when it is uninitialised.
     pub fn connect(self: Arc<Self>) -> Result<ExportedDevice> {
         let users = self.users.lock();
         let Some(access) = self.access(&users) else {
@@ -149,7 +147,6 @@ impl Entry {
         Ok(OpenFile { device, _user: Arc::new(user) })
     }
 
-    /// Opens the device for a user, who counts from now on.
     fn admit(
         self: &Arc<Self>,
         mut users: MutexGuard<'_, Users>,
@@ -224,9 +221,7 @@ pub struct Exports {
     devices: Arc<Mutex<Vec<Arc<Entry>>>>,
     /// The names that NBD clients see; `None` for all.
     only: Option<Arc<[String]>>,
-    /// The record of what the devices are attached to, if any is kept.
     recorder: Option<Arc<Recorder>>,
-    /// What else is demanded of settings.
     check: Option<SettingCheck>,
 }
 
@@ -268,11 +263,9 @@ impl Exports {
         Exports { only: Some(names), ..self.clone() }
     }
 
-    /// Sets an attribute of a device, as [`Device::set_interruptible`] does.
-    ///
-    /// # Errors
-    /// Also those of the check of [`Exports::checked_by`], and `Invalid` if the value is a backing device
-    /// that lies on the daemon's own devices.
+    /// Sets an attribute of a device, as [`Device::set_interruptible`] does. Errors: also those of the check
+    /// of [`Exports::checked_by`], and `Invalid` if the value is a backing device that lies on the daemon's
+    /// own devices.
     pub fn set(
         &self,
         device: &Device,
@@ -287,10 +280,7 @@ impl Exports {
         device.set_interruptible(attribute, value, is_wanted)
     }
 
-    /// Adds a device to the end of the list.
-    ///
-    /// # Errors
-    /// `Busy` when the list has a device of that name.
+    /// Adds a device to the end of the list. Errors: `Busy` when the list has a device of that name.
     pub fn add(&self, device: Arc<Device>, policy: ExportPolicy) -> Result<()> {
         let mut devices = self.devices.lock();
         if devices.iter().any(|other| other.device.name() == device.name()) {
@@ -301,10 +291,8 @@ impl Exports {
         Ok(())
     }
 
-    /// Frees a device and removes it from the list.
-    ///
-    /// # Errors
-    /// `NotFound` when the list has no device of that name; `Busy` while it is in use.
+    /// Frees a device and removes it from the list. Errors: `NotFound` when the list has no device of that
+    /// name; `Busy` while it is in use.
     pub fn remove(&self, name: &str) -> Result<()> {
         let device = self.named(name)?;
         // From here on it cannot be opened.
@@ -334,18 +322,14 @@ impl Exports {
         usable.map(|entry| entry.device.name().to_owned()).collect()
     }
 
-    /// Returns whether NBD clients may ever open a device.
     fn shows(&self, entry: &Entry) -> bool {
         let name = entry.device.name();
         entry.policy.export != Export::Never
             && self.only.as_ref().is_none_or(|only| only.iter().any(|shown| shown == name))
     }
 
-    /// Opens a device's file, for writing or not.
-    ///
-    /// # Errors
-    /// `Busy` when an NBD client forbids it, or the device is uninitialised; `NotFound` when it has been
-    /// removed.
+    /// Opens a device's file, for writing or not. Errors: `Busy` when an NBD client forbids it, or the device
+    /// is uninitialised; `NotFound` when it has been removed.
     pub fn open_file(&self, device: &Arc<Device>, writes: bool) -> Result<OpenFile> {
         let found = self.devices.lock().iter().find(|entry| Arc::ptr_eq(&entry.device, device)).cloned();
         let entry = found
@@ -373,10 +357,7 @@ impl Exports {
         found.map(|entry| *entry.users.lock()).unwrap_or_default()
     }
 
-    /// Returns the device of a name.
-    ///
-    /// # Errors
-    /// `NotFound`, with the existing names.
+    /// Returns the device of a name. Errors: `NotFound`, with the existing names.
     pub fn named(&self, name: &str) -> Result<Arc<Device>> {
         let devices = self.devices.lock();
         let found = devices.iter().find(|entry| entry.device.name() == name);

@@ -35,10 +35,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// `LOOP_MAJOR`, `<linux/major.h>`.
 const LOOP_MAJOR: u32 = 7;
 
-/// Settings of the device's queue (`Documentation/ABI/stable/sysfs-block`): no throttling of writeback, which
-/// favours reads on slow disks; and no flushes, as there is no volatile cache.
-const TUNING: [(&str, &str); 2] = [("wbt_lat_usec", "0"), ("write_cache", "write through")];
-
 /// An attachment of any file to a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LoopAttachment {
@@ -73,7 +69,6 @@ fn device_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/loop{number}"))
 }
 
-/// Reads an attribute of a loop device in sysfs.
 fn fact(number: u32, name: &str) -> Option<Vec<u8>> {
     read_fact(&PathBuf::from(format!("/sys/block/loop{number}/{name}")))
 }
@@ -94,11 +89,8 @@ pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
 
 impl LoopAttachment {
     /// Attaches `file`, which is open for reading and writing, to a free loop device, with direct I/O and
-    /// blocks of 4096 bytes.
-    ///
-    /// # Errors
-    /// `Permission`; `Unsupported` when the kernel has no loop devices, no direct I/O on that file, or no
-    /// disk sequence numbers; `Io`.
+    /// blocks of 4096 bytes. Errors: `Permission`; `Unsupported` when the kernel has no loop devices, no
+    /// direct I/O on that file, or no disk sequence numbers; `Io`.
     pub fn attach(file: &OwnedFd) -> Result<LoopAttachment> {
         let control = open(Path::new("/dev/loop-control"), 0).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::new(
@@ -131,7 +123,12 @@ impl LoopAttachment {
         let is_direct = fact(number, "loop/dio").as_deref() == Some(b"1");
         let diskseq = diskseq(device);
         if let (true, Ok(diskseq)) = (is_direct, &diskseq) {
-            tune(number);
+            // No throttling of writeback, which favours reads on slow disks; and no flushes, as there is no
+            // volatile cache (`Documentation/ABI/stable/sysfs-block`). A kernel without a setting does not
+            // need it.
+            for (setting, value) in [("wbt_lat_usec", "0"), ("write_cache", "write through")] {
+                let _ = std::fs::write(format!("/sys/block/loop{number}/queue/{setting}"), value);
+            }
             return Ok(LoopAttachment { number, diskseq: *diskseq });
         }
         // The device is still ours, as it is held open, and no other process knows of it.
@@ -155,9 +152,7 @@ impl LoopAttachment {
         diskseq == Some(self.diskseq) && fact(self.number, "loop/backing_file").is_some()
     }
 
-    /// Opens the device, if this is still attached to it. While it is held, it gets no other file.
-    ///
-    /// # Errors
+    /// Opens the device, if this is still attached to it. While it is held, it gets no other file. Errors:
     /// `Permission`, `Io`.
     pub fn hold(self) -> Result<Option<HeldDevice>> {
         let failed = |error: &io::Error| refused(&format!("cannot open {}", self.path().display()), error);
@@ -174,18 +169,13 @@ impl LoopAttachment {
             .then_some(HeldDevice { attachment: self, device }))
     }
 
-    /// Returns the use of the device, if it is in use and this is still attached to it.
-    ///
-    /// # Errors
-    /// As [`LoopAttachment::hold`]; the kernel's lists cannot be read.
+    /// Returns the use of the device, if it is in use and this is still attached to it. Errors: as
+    /// [`LoopAttachment::hold`]; the kernel's lists cannot be read.
     pub fn in_use(self) -> Result<Option<Use>> {
         self.hold()?.map_or(Ok(None), |held| held.in_use())
     }
 
-    /// Returns the active swap area on the device, if any.
-    ///
-    /// # Errors
-    /// The kernel's list cannot be read.
+    /// Returns the active swap area on the device, if any. Errors: the kernel's list cannot be read.
     pub fn swap_area(self) -> io::Result<Option<ActiveArea>> {
         if !self.is_current() {
             return Ok(None);
@@ -199,7 +189,6 @@ impl LoopAttachment {
         path == self.path() || std::fs::metadata(path).is_ok_and(|file| self.has_number(file.rdev()))
     }
 
-    /// Returns the device's number: major, minor.
     pub(crate) fn device_number(self) -> (u32, u32) {
         (LOOP_MAJOR, self.number)
     }
@@ -216,9 +205,7 @@ impl LoopAttachment {
             || self.is_device(&mount.source) && needs_device(&mount.file_system)
     }
 
-    /// Detaches the file, and waits until that is done. Returns at once if it is no longer attached.
-    ///
-    /// # Errors
+    /// Detaches the file, and waits until that is done. Returns at once if it is no longer attached. Errors:
     /// `Busy` while it is in use; `Io`, `Permission`.
     pub fn detach(self) -> Result<()> {
         let path = self.path();
@@ -256,18 +243,13 @@ impl HeldDevice {
         PathBuf::from(format!("/proc/self/fd/{}", self.device.as_raw_fd()))
     }
 
-    /// Returns the device's size.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Returns the device's size. Errors: the system's.
     pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(rustix::fs::seek(&self.device, rustix::fs::SeekFrom::End(0))?)
     }
 
     /// Switches the swap area on it off, if one is active. If another process is doing so, waits for that.
-    ///
-    /// # Errors
-    /// swapoff(2)'s. It stays active then.
+    /// Errors: swapoff(2)'s. It stays active then.
     pub fn switch_swap_off(&self) -> io::Result<()> {
         while let Err(error) = swap_area::switch_off(&self.path()) {
             if self.attachment.swap_area()?.is_none() {
@@ -282,10 +264,8 @@ impl HeldDevice {
         Ok(())
     }
 
-    /// Returns the use of the device, if it is in use.
-    ///
-    /// # Errors
-    /// The kernel's lists cannot be read, or the device cannot be opened.
+    /// Returns the use of the device, if it is in use. Errors: the kernel's lists cannot be read, or the
+    /// device cannot be opened.
     pub fn in_use(&self) -> Result<Option<Use>> {
         self.claim().map(std::result::Result::err)
     }
@@ -300,7 +280,6 @@ impl HeldDevice {
         }
     }
 
-    /// Returns what has claimed the device.
     fn user(&self) -> Result<Use> {
         let failed =
             |error: io::Error| Error::new(ErrorKind::Io, format!("cannot read what is in use: {error}"));
@@ -351,7 +330,6 @@ fn configure(device: &OwnedFd, file: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Detaches the file of `device`.
 fn clear(device: &OwnedFd) -> io::Result<()> {
     // SAFETY: the request takes no argument.
     if unsafe { libc::ioctl(device.as_raw_fd(), request(sys::LOOP_CLR_FD)) } == 0 {
@@ -361,19 +339,11 @@ fn clear(device: &OwnedFd) -> io::Result<()> {
     if error.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(error) }
 }
 
-/// Returns the device's current disk sequence number.
 fn diskseq(device: &OwnedFd) -> io::Result<u64> {
     const BLKGETDISKSEQ: rustix::ioctl::Opcode = opcodes::BLKGETDISKSEQ;
     // SAFETY: BLKGETDISKSEQ writes a u64.
     let asked = unsafe { rustix::ioctl::ioctl(device, rustix::ioctl::Getter::<BLKGETDISKSEQ, u64>::new()) };
     Ok(asked?)
-}
-
-/// Applies [`TUNING`]. Ignores failures: a kernel without a setting does not need it.
-fn tune(number: u32) {
-    for (setting, value) in TUNING {
-        let _ = std::fs::write(format!("/sys/block/loop{number}/queue/{setting}"), value);
-    }
 }
 
 fn open(path: &Path, flags: i32) -> io::Result<OwnedFd> {

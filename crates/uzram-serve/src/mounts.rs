@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 
 pub use uzram::mountinfo::{MountInfo, all};
 
-/// How a directory is opened that is not read.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The identity of a mount, which outlives the process that mounted it.
@@ -41,14 +40,8 @@ pub struct MountPoint {
 }
 
 impl MountIdentity {
-    fn new(mount: &MountInfo, root: &OwnedFd) -> MountIdentity {
-        MountIdentity { id: mount.id, device: mount.device, unique_id: unique_id(root) }
-    }
-
-    /// Returns the mount of this identity, if it still exists and `uid` serves it.
-    ///
-    /// # Errors
-    /// The kernel's list cannot be read.
+    /// Returns the mount of this identity, if it still exists and `uid` serves it. Errors: the kernel's list
+    /// cannot be read.
     pub fn find(&self, uid: u32) -> io::Result<Option<MountInfo>> {
         let mounts = all()?.into_iter();
         let mut same = mounts.filter(|mount| (mount.id, mount.device) == (self.id, self.device));
@@ -65,10 +58,8 @@ impl MountIdentity {
 }
 
 impl MountPoint {
-    /// Opens the mount point at a path.
-    ///
-    /// # Errors
-    /// The parent cannot be opened; `InvalidInput` for a path without a parent.
+    /// Opens the mount point at a path. Errors: the parent cannot be opened; `InvalidInput` for a path
+    /// without a parent.
     pub fn new(dir: &Path) -> io::Result<MountPoint> {
         let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is the root"));
@@ -77,39 +68,31 @@ impl MountPoint {
         Ok(MountPoint { parent, name: name.to_owned() })
     }
 
-    /// Returns the mount point `name` in an open directory.
     pub(crate) fn from_parent(parent: OwnedFd, name: &OsStr) -> MountPoint {
         MountPoint { parent, name: name.to_owned() }
     }
 
-    /// Returns the open parent directory.
     pub(crate) fn parent(&self) -> BorrowedFd<'_> {
         self.parent.as_fd()
     }
 
-    /// Opens the topmost mount's root, or the directory itself if nothing is mounted there.
-    ///
-    /// # Errors
-    /// The system's; `ELOOP` or `ENOTDIR` if it is not a directory.
+    /// Opens the topmost mount's root, or the directory itself if nothing is mounted there. Errors: the
+    /// system's; `ELOOP` or `ENOTDIR` if it is not a directory.
     pub fn open(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.parent, &*self.name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?)
     }
 
-    /// Returns the topmost mount there.
-    ///
-    /// # Errors
-    /// The directory cannot be opened, or the kernel's lists cannot be read.
+    /// Returns the topmost mount there. Errors: the directory cannot be opened, or the kernel's lists cannot
+    /// be read.
     pub fn mount(&self) -> io::Result<(MountInfo, MountIdentity)> {
         let root = self.open()?;
         let mount = of(&root)?;
-        let identity = MountIdentity::new(&mount, &root);
+        let identity = MountIdentity { id: mount.id, device: mount.device, unique_id: unique_id(&root) };
         Ok((mount, identity))
     }
 
-    /// Unmounts the topmost mount there if it has this identity.
-    ///
-    /// # Errors
-    /// umount(2)'s; `NotFound` when another mount or none is there.
+    /// Unmounts the topmost mount there if it has this identity. Errors: umount(2)'s; `NotFound` when another
+    /// mount or none is there.
     pub fn unmount(&self, identity: &MountIdentity, flags: UnmountFlags) -> io::Result<()> {
         if self.mount()?.1 != *identity {
             return Err(io::Error::new(io::ErrorKind::NotFound, "something else is there now"));
@@ -117,17 +100,14 @@ impl MountPoint {
         self.unmount_top(flags)
     }
 
-    /// Unmounts the topmost mount there.
     fn unmount_top(&self, flags: UnmountFlags) -> io::Result<()> {
         let path = Path::new("/proc/self/fd").join(self.parent.as_raw_fd().to_string()).join(&self.name);
         Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
     }
 }
 
-/// Unmounts `mount`, which is in the kernel's list.
-///
-/// # Errors
-/// umount(2)'s; `NotFound` when it is not the topmost mount there, or no longer mounted.
+/// Unmounts `mount`, which is in the kernel's list. Errors: umount(2)'s; `NotFound` when it is not the
+/// topmost mount there, or no longer mounted.
 pub fn unmount(mount: &MountInfo, flags: UnmountFlags) -> io::Result<()> {
     let place = MountPoint::new(&mount.dir)?;
     let (top, _) = place.mount()?;
@@ -137,10 +117,8 @@ pub fn unmount(mount: &MountInfo, flags: UnmountFlags) -> io::Result<()> {
     place.unmount_top(flags)
 }
 
-/// Returns the mount of an open file.
-///
-/// # Errors
-/// The kernel's lists cannot be read; `NotFound` when the mount is not visible to this process.
+/// Returns the mount of an open file. Errors: the kernel's lists cannot be read; `NotFound` when the mount is
+/// not visible to this process.
 pub fn of(file: impl AsFd) -> io::Result<MountInfo> {
     let id = mount_id(&file)?;
     let mount = all()?.into_iter().find(|mount| mount.id == id);
@@ -166,10 +144,7 @@ fn unique_id(root: &OwnedFd) -> Option<u64> {
     (statx.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(statx.stx_mnt_id)
 }
 
-/// Returns the mount whose root is `dir`, if any.
-///
-/// # Errors
-/// As [`all`].
+/// Returns the mount whose root is `dir`, if any. Errors: as [`all`].
 pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
     let opened = match rustix::fs::openat(CWD, dir, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -186,10 +161,7 @@ pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
     Ok(Some(mount).filter(|mount| mount.dir == path))
 }
 
-/// Opens the file `dir/name` below `root`; neither component may be a symbolic link.
-///
-/// # Errors
-/// openat(2)'s.
+/// Opens the file `dir/name` below `root`; neither component may be a symbolic link. Errors: openat(2)'s.
 pub fn open_below(root: &OwnedFd, dir: &OsStr, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
     let dir = rustix::fs::openat(root, dir, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
     Ok(rustix::fs::openat(&dir, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)

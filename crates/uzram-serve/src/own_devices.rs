@@ -112,7 +112,6 @@ impl Stack {
         parts.chain(disk).filter_map(|file| read_number(&file)).for_each(|number| self.add(number));
     }
 
-    /// Returns the mount that a path leads into.
     fn mount_of(&self, path: &Path) -> Option<MountInfo> {
         let mounts = self.mounts.iter().filter(|mount| path.starts_with(&mount.dir));
         // Of several on one directory, the last covers the others.

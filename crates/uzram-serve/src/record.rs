@@ -36,7 +36,6 @@ pub(crate) type DeviceNumber = (u32, u32);
 /// A record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The boot in which it was written.
     boot_id: String,
     /// The daemon's mount.
     pub mount: Option<MountRecord>,
@@ -65,11 +64,8 @@ pub struct AttachedDevice {
 impl Record {
     /// Reads the record in the open runtime directory `dir`, without mounts and devices that no longer exist.
     /// Returns an empty record if there is none, or one of an earlier boot. `shown` is the directory's path
-    /// for messages.
-    ///
-    /// # Errors
-    /// `Io` when it cannot be read, `Invalid` when it cannot be parsed, `Permission` when it belongs to
-    /// another user.
+    /// for messages. Errors: `Io` when it cannot be read, `Invalid` when it cannot be parsed, `Permission`
+    /// when it belongs to another user.
     pub fn read(dir: &OwnedFd, shown: &Path) -> Result<Record> {
         let failed = |error: io::Error| failure(ErrorKind::Io, "read", shown, &error.to_string());
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -93,10 +89,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Parses a record's text.
-    ///
-    /// # Errors
-    /// The text is not a record.
+    /// Parses a record's text. Errors: the text is not a record.
     pub fn parse(text: &[u8]) -> serde_json::Result<Record> {
         serde_json::from_slice(text)
     }
@@ -136,42 +129,31 @@ pub struct Recorder {
 
 impl Recorder {
     /// Starts the record of a daemon that has locked its open runtime directory `dir`. `shown` is the
-    /// directory's path for messages.
-    ///
-    /// # Errors
-    /// `Busy` when a dead daemon has left a mount or a device; `Io`, `Invalid`, `Permission`.
+    /// directory's path for messages. Errors: `Busy` when a dead daemon has left a mount or a device; `Io`,
+    /// `Invalid`, `Permission`.
     pub fn start(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
-        let record = Record::read(&dir, shown)?;
-        if !record.is_empty() {
+        let recorder = Recorder::resume(dir, shown)?;
+        let left = recorder.record.lock().describe();
+        if !left.is_empty() {
             let what = format!(
-                "a daemon that died left {}: `uzram detach --force` as root, or `fusermount3 -u` as another user, clears it",
-                record.describe()
+                "a daemon that died left {left}: `uzram detach --force` as root, or `fusermount3 -u` as another user, clears it"
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        Recorder::of(dir, shown, record)
+        Ok(recorder)
     }
 
     /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of
-    /// its processes than the one that started it. `shown` is the directory's path for messages.
-    ///
-    /// # Errors
+    /// its processes than the one that started it. `shown` is the directory's path for messages. Errors:
     /// `Io`, `Invalid`, `Permission`.
     pub fn resume(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
-        let record = Record::read(&dir, shown)?;
-        Recorder::of(dir, shown, record)
-    }
-
-    fn of(dir: OwnedFd, shown: &Path, mut record: Record) -> Result<Recorder> {
+        let mut record = Record::read(&dir, shown)?;
         let failed = |error: io::Error| failure(ErrorKind::Io, "go on with", shown, &error.to_string());
         record.boot_id = boot_id().map_err(failed)?;
         Ok(Recorder { dir, shown: shown.to_owned(), record: Mutex::unordered(record) })
     }
 
-    /// Records the mount.
-    ///
-    /// # Errors
-    /// `Io` when the record cannot be written; it stays unchanged.
+    /// Records the mount. Errors: `Io` when the record cannot be written; it stays unchanged.
     pub fn set_mount(&self, mount: MountRecord) -> Result<()> {
         self.change(|record| {
             record.mount = Some(mount);
@@ -179,11 +161,8 @@ impl Recorder {
         })
     }
 
-    /// Records an attached device.
-    ///
-    /// # Errors
-    /// `NotFound` when it is not attached, `Busy` when the device is attached elsewhere already; `Io` as
-    /// above.
+    /// Records an attached device. Errors: `NotFound` when it is not attached, `Busy` when the device is
+    /// attached elsewhere already; `Io` as above.
     pub fn add(&self, device: AttachedDevice) -> Result<()> {
         if !device.attachment.is_current() {
             let path = device.attachment.path();
@@ -230,7 +209,6 @@ impl Recorder {
         Ok(())
     }
 
-    /// Replaces the file atomically.
     fn write(&self, record: &Record) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.dir, UNFINISHED_FILE, flags, Mode::RUSR | Mode::WUSR)?;

@@ -64,10 +64,8 @@ fn uuid() -> io::Result<[u8; 16]> {
     Ok(uuid)
 }
 
-/// Writes a swap header, so that the whole device is a swap area.
-///
-/// # Errors
-/// The device cannot be written; `InvalidInput` when it is too small.
+/// Writes a swap header, so that the whole device is a swap area. Errors: the device cannot be written;
+/// `InvalidInput` when it is too small.
 pub fn make(device: &Path, size_bytes: u64, label: &str) -> io::Result<()> {
     let page = header(size_bytes, rustix::param::page_size(), uuid()?, label)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is too small for swap"))?;
@@ -77,10 +75,7 @@ pub fn make(device: &Path, size_bytes: u64, label: &str) -> io::Result<()> {
 }
 
 /// Switches a swap area on; it is active when this returns. With `discard`, the kernel discards freed slots.
-/// Without a priority, the kernel chooses one that is lower than all others.
-///
-/// # Errors
-/// swapon(2)'s.
+/// Without a priority, the kernel chooses one that is lower than all others. Errors: swapon(2)'s.
 pub fn switch_on(device: &Path, priority: Option<u16>, discard: bool) -> io::Result<()> {
     let prefer = priority.map_or(0, |priority| SWAP_FLAG_PREFER | i32::from(priority) & SWAP_FLAG_PRIO_MASK);
     let path = CString::new(device.as_os_str().as_bytes())?;
@@ -89,10 +84,8 @@ pub fn switch_on(device: &Path, priority: Option<u16>, discard: bool) -> io::Res
     outcome(unsafe { libc::swapon(path.as_ptr(), flags) })
 }
 
-/// Switches a swap area off: its pages go back to memory, which may take long.
-///
-/// # Errors
-/// swapoff(2)'s. It stays active then.
+/// Switches a swap area off: its pages go back to memory, which may take long. Errors: swapoff(2)'s. It stays
+/// active then.
 pub fn switch_off(device: &Path) -> io::Result<()> {
     let path = CString::new(device.as_os_str().as_bytes())?;
     // SAFETY: `path` ends with a zero and lives through the call.
@@ -104,10 +97,7 @@ fn outcome(returned: i32) -> io::Result<()> {
     if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns the active swap areas; none on a kernel without swap.
-///
-/// # Errors
-/// The kernel's list cannot be read.
+/// Returns the active swap areas; none on a kernel without swap. Errors: the kernel's list cannot be read.
 pub fn active() -> io::Result<Vec<ActiveArea>> {
     match std::fs::read("/proc/swaps") {
         Ok(text) => Ok(parse(&text)),

@@ -137,9 +137,7 @@ fn work(cache: &Cache, seed: u64) -> Result<()> {
 fn work_together(cache: &Cache) -> Result<()> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || work(cache, seed))).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })?;
     let entries: usize = (0..SHARDS as u32).map(|key| cache.shard(key).len()).sum();
     println!("{:10} of 32000 look-ups hit", cache.hits.load(Ordering::Relaxed));

@@ -2,15 +2,10 @@
 //! one of each: [`Pinned`], [`Batched`], [`PerCpu`] and [`Sheaves`].
 //!
 //! With the feature `designs` there are others: those of the Linux kernel before and after patch series that
-//! changed them. All designs of a structure run the same tests, and `uzram lab` compares them. A
-//! [`Store`](crate::Store) then takes its designs at run time (`PoolDesign`, `LruDesign`, `StreamDesign`).
-//!
-//! | structure | trait | designs |
-//! |---|---|---|
-//! | [`Pool`](crate::Pool) | [`PoolLocks`] | [`Pinned`]; `ClassIndexed`, `Consolidated`, `Split` |
-//! | [`Lru`](crate::Lru) | [`LruLocks`] | [`Batched`]; `SingleLock` |
-//! | [`Cache`](crate::Cache) | [`Policy`] | [`Sheaves`]; `DelayedFreeze`, `UnfreezeFirst`, `OnPartial`, `EagerFreeze` |
-//! | compression streams | [`Streams`] | [`PerCpu`]; `IdleList` |
+//! changed them, for [`Pool`](crate::Pool) ([`PoolLocks`]), [`Lru`](crate::Lru) ([`LruLocks`]),
+//! [`Cache`](crate::Cache) ([`Policy`]), and compression streams ([`Streams`]). All designs of a structure
+//! run the same tests, and `uzram lab` compares them. A [`Store`](crate::Store) then takes its designs at run
+//! time.
 
 pub use crate::lru::{Batched, Batching, LruLocks};
 pub use crate::slab::{Plain, Policy, Sheaves};

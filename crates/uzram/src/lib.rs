@@ -41,7 +41,7 @@
 //!
 //! # Layers
 //!
-//! Each module imports only from those before it: base, `slab`, [`codec`], `stream`, `zsmalloc`, `lru`,
+//! Each module imports only from those before it: base, `slab`, [`codec`], `stream`, `lru`, `zsmalloc`,
 //! `backing`, [`store`], [`device`]. [`designs`] lists their lock designs. Hidden modules are for this
 //! project's own programs and are not a stable interface.
 
@@ -55,9 +55,9 @@ pub mod codec;
 #[doc(hidden)]
 pub mod stream;
 #[doc(hidden)]
-pub mod zsmalloc;
-#[doc(hidden)]
 pub mod lru;
+#[doc(hidden)]
+pub mod zsmalloc;
 #[doc(hidden)]
 pub mod backing;
 pub mod store;
@@ -78,10 +78,9 @@ pub use zsmalloc::{ClassStat, Handle, LockCounts, Object, ObjectRead, Pool, Pool
 
 pub use base::units;
 #[doc(hidden)]
-pub use base::{cpu, failures, mem, named, random, sync, trusted_path, work};
-#[doc(hidden)]
-#[cfg(not(loom))]
-pub use base::{machine_memory, mountinfo, thread};
+pub use base::{
+    cpu, failures, machine_memory, mem, mountinfo, named, random, sync, thread, trusted_path, work,
+};
 
 /// Public types are `Send` and `Sync`.
 #[cfg(not(loom))]

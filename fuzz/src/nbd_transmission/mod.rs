@@ -28,11 +28,9 @@ use script::{DISK_BYTES, End, Header, Script};
 /// Small, so that replies and payloads exceed it.
 const BUFFER_BYTES: usize = 20 << 10;
 
-/// State kept from one input to the next.
 struct Bench {
     /// Without and with checksums. Only lz4: the codecs have their own targets.
     disks: [(Exports, Arc<Device>, OpenDevice); 2],
-    heard: Vec<u8>,
     buffers: Buffers,
     model: Model,
 }
@@ -49,7 +47,6 @@ impl Bench {
         };
         Bench {
             disks: ["0", "1"].map(disk),
-            heard: Vec::new(),
             buffers: Buffers::new(BUFFER_BYTES).expect("memory"),
             model: Model::new(DISK_BYTES, false),
         }
@@ -73,7 +70,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
         _ => "0",
     };
     let tear = input.byte();
-    let Bench { disks, heard: kept, buffers, model } = bench;
+    let Bench { disks, buffers, model } = bench;
     let (exports, device, disk) = &disks[usize::from(settings % 2)];
     let script = Script::new(&mut input, settings >> 2, tear);
     let limited = limit != "0";
@@ -81,7 +78,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
         device.set("mem_limit", limit).expect("at any time");
     }
     let charged_before_bytes = if limited { device.stats().mem_charged_bytes } else { 0 };
-    let mut wire = Wire::hearing(&script.said, tear, std::mem::take(kept));
+    let mut wire = Wire::new(&script.said, tear);
     let result = serve_stream(&mut wire, exports, buffers, None);
 
     let mut heard = Client::on(&wire.heard[..]);
@@ -106,7 +103,6 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
         }
         device.set("mem_limit", "0").expect("at any time");
     }
-    *kept = wire.heard;
     disk.discard(0, DISK_BYTES as u64).expect("in range");
     model.clear();
     assert_eq!(Arc::strong_count(device), 3, "nobody else has it open when the session is over");

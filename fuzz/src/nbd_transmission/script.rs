@@ -5,9 +5,7 @@ use std::io::{self, ErrorKind};
 use uzram_serve::nbd::proto::{MAX_PAYLOAD_BYTES, command, command_flags, option, reply, transmission_flags};
 
 use crate::input::Input;
-use crate::nbd_client::{
-    Client, Headers, context_request, extended_request_bytes, info_request, option_bytes, request_bytes,
-};
+use crate::nbd_client::{Client, Headers, context_request, info_request, option_bytes};
 
 /// The most requests of one input, bytes that they may transfer together, and pages of contents that are slow
 /// to compress: a bound on its time.
@@ -20,7 +18,6 @@ const MAX_PIECES: usize = 256;
 const DISK_PAGES: usize = 8;
 pub(super) const DISK_BYTES: usize = DISK_PAGES << 12;
 
-/// How the client's messages end.
 pub(super) enum End {
     /// It disconnects, with or without saying so first.
     Clean,
@@ -61,11 +58,7 @@ pub(super) struct Header {
 impl Header {
     /// Returns the header as a client sends it.
     pub fn bytes(&self, headers: Headers) -> Vec<u8> {
-        let Header { flags, command, cookie, offset, len_bytes } = *self;
-        match headers {
-            Headers::Extended => extended_request_bytes(flags, command, cookie, offset, len_bytes),
-            _ => request_bytes(flags, command, cookie, offset, len_bytes as u32),
-        }
+        headers.request(self.flags, self.command, self.cookie, self.offset, self.len_bytes)
     }
 }
 
@@ -148,14 +141,13 @@ impl Script {
     fn add(&mut self, input: &mut Input<'_>) -> bool {
         let kind = input.byte();
         match kind {
-            0..=239 => self.add_request(input, kind),
+            0..=239 => return self.add_request(input, kind),
             240..=243 => {
                 let mut header = self.header(input, command::DISC);
                 header.flags &= !command_flags::PAYLOAD_LEN;
                 self.say(&header);
                 // The server does not read what follows.
                 self.said.extend_from_slice(input.bytes(32));
-                false
             }
             244..=247 => {
                 let header = self.header(input, u16::from(kind));
@@ -163,21 +155,19 @@ impl Script {
                 header[usize::from(input.byte() % 4)] ^= 1 << (input.byte() % 8);
                 self.said.extend(header);
                 self.end = End::Violation;
-                false
             }
             248..=251 => {
                 let header = self.header(input, command::READ).bytes(self.headers);
                 let cut_bytes = 1 + usize::from(input.byte()) % (header.len() - 1);
                 self.said.extend_from_slice(&header[..cut_bytes]);
                 self.end = End::Torn;
-                false
             }
             _ => {
                 self.said.extend_from_slice(input.bytes(256));
                 self.end = End::Garbage;
-                false
             }
         }
+        false
     }
 
     fn say(&mut self, header: &Header) {
@@ -186,7 +176,8 @@ impl Script {
 
     fn header(&self, input: &mut Input<'_>, command: u16) -> Header {
         let flags = input.byte();
-        let header = Header {
+        let longest = if self.headers == Headers::Extended { u64::MAX } else { u32::MAX.into() };
+        Header {
             // Most requests have good flags.
             flags: match flags {
                 0..=127 => 0,
@@ -201,13 +192,7 @@ impl Script {
             command,
             cookie: 0x636f_6f6b_6965_0000 + self.requests.len() as u64,
             offset: offset(input),
-            len_bytes: length(input),
-        };
-        match self.headers {
-            Headers::Extended => header,
-            Headers::Simple | Headers::Structured => {
-                Header { len_bytes: header.len_bytes & u64::from(u32::MAX), ..header }
-            }
+            len_bytes: length(input) & longest,
         }
     }
 
@@ -238,13 +223,9 @@ impl Script {
         let Some(left_bytes) = self.budget_bytes.checked_sub(moved_bytes) else { return false };
         self.budget_bytes = left_bytes;
         self.say(&header);
-        if is_filter {
+        if is_filter || !self.has_payload(&header) {
             self.said.extend_from_slice(&filter);
             self.requests.push((header, filter));
-            return true;
-        }
-        if !self.has_payload(&header) {
-            self.requests.push((header, Vec::new()));
             return true;
         }
         let cut = input.byte() == 0xff;
@@ -301,11 +282,8 @@ impl Script {
     }
 
     fn has_payload(&self, header: &Header) -> bool {
-        match self.headers {
-            _ if header.command == command::WRITE => true,
-            Headers::Simple | Headers::Structured => false,
-            Headers::Extended => header.flags & command_flags::PAYLOAD_LEN != 0,
-        }
+        let has_flag = header.flags & command_flags::PAYLOAD_LEN != 0;
+        header.command == command::WRITE || self.headers == Headers::Extended && has_flag
     }
 
     /// A longer payload ends the connection.

@@ -38,7 +38,6 @@ pub(crate) fn unclocked(work: ThreadWork<'_>) -> Result<Done> {
     Ok(Done { span: Span { start: now, end: now, usage: Usage::default() }, units: work()? })
 }
 
-/// The work of all threads together.
 #[derive(Default)]
 pub(crate) struct Total {
     /// From the first thread's start to the last one's end.

@@ -44,7 +44,6 @@ impl Outcome {
         if is_met { Outcome::Met } else { Outcome::Missed }
     }
 
-    /// Returns what follows the name of an expectation.
     const fn mark(self) -> &'static str {
         match self {
             Outcome::Missed => ", MISSED",
@@ -122,7 +121,6 @@ impl Expect {
         (outcome, said)
     }
 
-    /// Returns the ratio of a row that is judged.
     fn ratio(&self, row: &Row) -> Option<PairedRatio> {
         match self.figure {
             Figure::ProcessorTime => row.processor_share(),

@@ -3,16 +3,7 @@
 //! A patch series is a *before* and an *after*. Both exist in the engine as designs that are chosen at run
 //! time, so one process can measure them against each other. A [`Series`] has the designs, the cases and
 //! numbers of jobs, its author's figures and the expectations; its [`Experiment`] does one measurement.
-//! Everything else is here and the same for every series, bottom up:
-//!
-//! * `clock`: runs a thread's work with or without the clock; `kept_arena`: an arena that keeps freed memory.
-//! * `series`: what a table is; `row`: two designs compared.
-//! * `options`: how to run a table.
-//! * `expect`: judges the expectations.
-//! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
-//!   test ([`uzram_bench::harness::stats::PairedRatio`]), as a table and as JSON.
-//! * `run`: the harness's rounds ([`uzram_bench::harness::rounds`]), in which the designs alternate on the
-//!   same operations.
+//! Everything else is here, bottom up, and the same for every series.
 
 pub(crate) mod clock;
 mod kept_arena;

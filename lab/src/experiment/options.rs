@@ -12,7 +12,6 @@ use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 use super::series::{Length, MAX_JOBS, Series};
 
-/// Returns the number of CPUs that jobs can run on.
 pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
@@ -85,9 +84,6 @@ impl LabOptions {
     }
 
     /// Estimates how long a table takes: every round, and the one that warms up.
-    ///
-    /// # Errors
-    /// `Invalid` names the option that does not fit this table.
     pub fn estimate(&self, table: &Series) -> Result<Duration> {
         let designs_and_rounds = (table.designs)().all().len() * (self.rounds.rounds + 1);
         let mut seconds = 0.0;

@@ -1,17 +1,10 @@
 //! The report of a table: rows, as JSON for programs and as text for people.
 //!
-//! The JSON is one object: `table`, `series`, and `rows`, each with
-//!
-//! * `case`, `jobs` (threads, or what the table says);
-//! * `before` and `after` (where a design came after the table's own `after`, that is `before`), each with
-//!   the `design` and its `values`: for every quantity an array with one number a round. Entries at one index
-//!   in `before` and `after` were measured in one round, one shortly after the other. Units are in the names;
-//!   `…_per_page`, `…_per_write` and `…_per_object` are counts divided by pages or objects. Quantities that a
-//!   case does not have are left out.
-//! * `ratio`, the median over the rounds of elapsed seconds before / after: above 1 the design
-//!   after is faster; from `ratio_low` to `ratio_high` its interval, and `p` of the rank test;
-//! * `published`: the figures of the series' author, in the same form but with one number for each quantity
-//!   and a `ratio` (above 1 the design after is faster); `null` if nothing was published.
+//! The JSON is one object with the members of [`LabReport`], [`Row`] and the author's `published` figures.
+//! For every quantity `values` has an array with one number a round: entries at one index in `before` and
+//! `after` were measured in one round, one shortly after the other. Units are in the names; `…_per_page`,
+//! `…_per_write` and `…_per_object` are counts divided by pages or objects. Quantities that a case does not
+//! have are left out.
 
 use std::fmt;
 
@@ -26,7 +19,7 @@ use uzram_bench::harness::Source;
 use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::stats::coverage;
 
-/// The results of a table. `Display` prints it; the JSON is above.
+/// The results of a table. `Display` prints it.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
     /// The table's name.
@@ -71,7 +64,6 @@ impl LabReport {
     }
 }
 
-/// Describes how the figures were measured.
 fn how(table: &Series, options: &LabOptions) -> String {
     let length = match table.length {
         Length::Calibrated => format!(" of {:.2} s a measurement", options.rounds.duration.as_secs_f64()),
@@ -106,7 +98,7 @@ impl fmt::Display for LabReport {
 impl LabReport {
     /// Returns the table of one case's rows, and for each line the row whose gain it shows, if it shows one.
     pub(crate) fn case_table<'a>(&self, rows: &'a [Row]) -> (Table, Vec<Option<&'a Row>>) {
-        let columns = self.columns.iter().map(|column| column.heading);
+        let columns = self.columns.iter().map(|(_, heading, ..)| *heading);
         let headings = ["jobs", "<design"].into_iter().chain(columns);
         let mut table = Table::new(headings.chain(["<gain", "p", "published", "gain"]));
         let mut shown = Vec::new();
@@ -134,8 +126,8 @@ impl LabReport {
     }
 
     fn side_cells(&self, jobs: String, side: &Side) -> Vec<String> {
-        let cell = |column: &Column| {
-            figure_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
+        let cell = |(value, _, scale, decimals): &Column| {
+            figure_cell(side.median(value).map(|value| value * scale), *decimals)
         };
         [jobs, side.design.clone()].into_iter().chain(self.columns.iter().map(cell)).collect()
     }

@@ -18,10 +18,6 @@ use uzram_bench::harness::rounds::{Plan, Values, measure_case};
 const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 
 /// Runs a table.
-///
-/// # Errors
-/// `Invalid` names the option that does not fit the table; `Unsupported` says what the system lacks for every
-/// case; any other error is of a design that could not be measured.
 pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let cases = options.resolve(table)?;
     let designs = (table.designs)();
@@ -43,14 +39,11 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
             Err(error) => return Err(error),
         }
         let what = format!("{}: {case}", table.name);
-        let all = designs.all().len();
-        let calibrated = designs.before.len();
+        let (all, calibrated) = (designs.all().len(), designs.before.len());
         let cells = measure_case(experiment.as_mut(), &what, jobs, &options.rounds, all, calibrated)?;
         for (jobs, cells) in jobs.iter().zip(&cells) {
             let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
             totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
-        }
-        for (jobs, cells) in jobs.iter().zip(&cells) {
             rows.extend(rows_of(table, case, *jobs, cells)?);
         }
     }
@@ -66,9 +59,6 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
 }
 
 /// Does a fixed amount of a design's work once, with one job, for a profiler to look at.
-///
-/// # Errors
-/// Those of [`Series::open`] and of its experiment.
 pub fn work(table: &Series, case: &str, design: &str, corpus: &Path) -> Result<()> {
     let mut experiment = (table.open)(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
     experiment.begin(case)?;
@@ -82,7 +72,6 @@ pub fn work(table: &Series, case: &str, design: &str, corpus: &Path) -> Result<(
     experiment.measure(&Plan { design: 0, jobs: 1, work, seed: 1, stop: &stop }).map(drop)
 }
 
-/// Adds a case to the total, round by round.
 fn add_up(total: &mut Values, case: &Values) {
     for name in ADDED_UP {
         let Some(rounds) = case.get(name) else { continue };

@@ -10,29 +10,9 @@ use crate::published::{self, Published};
 
 pub(super) const MAX_JOBS: usize = 256;
 
-/// A measured quantity of a table, and how it is printed.
-#[derive(Clone, Copy, Debug)]
-pub struct Column {
-    /// Its name in [`Values`](super::Values).
-    pub value: &'static str,
-    /// Its heading.
-    pub heading: &'static str,
-    /// The factor by which it is printed: 1000 for a fraction that is printed per thousand.
-    pub scale: f64,
-    /// Decimals.
-    pub decimals: usize,
-}
-
-impl Column {
-    pub(crate) const fn new(
-        value: &'static str,
-        heading: &'static str,
-        scale: f64,
-        decimals: usize,
-    ) -> Column {
-        Column { value, heading, scale, decimals }
-    }
-}
+/// A measured quantity of a table, by its name in [`Values`](super::Values), and how it is printed: its
+/// heading, the factor (1000 for a fraction that is printed per thousand), and decimals.
+pub type Column = (&'static str, &'static str, f64, usize);
 
 /// The designs of a table, by the names that its experiment uses.
 #[derive(Clone, Debug)]
@@ -291,9 +271,6 @@ pub(crate) fn spoken(design: &str) -> String {
 }
 
 /// Returns the entry of a table for one of its designs or cases, by the name.
-///
-/// # Errors
-/// `Invalid`, with the existing names.
 pub(crate) fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str) -> Result<T> {
     let found = all.iter().find(|(other, _)| *other == name);
     found.map(|(_, value)| *value).ok_or_else(|| {

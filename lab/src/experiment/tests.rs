@@ -2,12 +2,10 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 
-use super::testing::{open_case, plan, rounds, row, run_short, side, verdict_text};
+use super::testing::{corpus, open_case, plan, rounds, row, side, verdict_text};
 use std::time::Duration;
 
 use uzram::Result;
-use uzram_bench::harness::Source;
-use uzram_bench::harness::corpus::Kind;
 
 use super::*;
 use crate::tables::{TABLES, table};
@@ -29,7 +27,7 @@ const CLOCKWORK: Series = Series {
     cases: &[("one", &[1, 3]), ("two", &[1, 3])],
     unit: Unit::Page,
     designs: || Designs { before: vec!["old".to_owned()], after: "new".to_owned(), beyond: Vec::new() },
-    columns: &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }],
+    columns: &[("elapsed_s", "elapsed", 1000.0, 1)],
     legend: || vec!["elapsed: milliseconds".to_owned()],
     total: Some("both"),
     open: |_, designs| {
@@ -127,7 +125,9 @@ fn a_design_beyond_is_compared_with_the_one_after() {
     // The work is calibrated on the design after.
     assert_eq!(gains, [("old", true), ("new", false), ("even-newer", true)], "{text}");
     assert!(text.contains("      new           10.0\n"), "{text}");
-    // 3 numbers of jobs in all, 3 designs, 4 rounds and the warm-up.
+    // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
+    assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
+    // 3 numbers of jobs in all, 3 designs, and as many rounds.
     assert_eq!(options().estimate(&BEYOND).unwrap(), Duration::from_millis(450));
 }
 
@@ -151,23 +151,13 @@ fn the_json_has_the_documented_form() {
     assert_eq!(json, wanted);
 }
 
-#[test]
-fn the_estimate_counts_every_measurement() {
-    // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
-    assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
-}
-
-/// A small corpus, for the tables that need one.
-fn corpus() -> Source {
-    Source::Built(Kind::Mixed, 64)
-}
-
 /// Returns whether a table needs `uzram` and other programs, which tests of the library do not have.
 fn runs_programs(table: &Series) -> bool {
     ["streams-nbd", "zs-lock-disk"].contains(&table.name)
 }
 
-/// A short run of each table: every value is measured, whatever it is, and all designs do the same work.
+/// A short run of each table: every value is measured in every round, whatever it is, and all designs do the
+/// same work.
 #[test]
 fn every_value_of_a_short_run_is_measured() {
     for table in TABLES.into_iter().filter(|table| !table.length.is_fixed()) {
@@ -177,10 +167,19 @@ fn every_value_of_a_short_run_is_measured() {
         let options = LabOptions { jobs: jobs.clone(), rounds, corpus: corpus(), ..LabOptions::default() };
         let numbers: usize = table.cases.iter().map(|(_, own)| own.len()).sum();
         let cells = if jobs.is_empty() { numbers } else { (table.cases.len() + 1) * jobs.len() };
-        let designs = (table.designs)();
-        let rows = cells * (designs.all().len() - 1);
-        for row in &run_short(table, &options, rows, &[table.source().author.as_str()]).rows {
+        let report = run(table, &options).unwrap();
+        assert_eq!(report.rows.len(), cells * ((table.designs)().all().len() - 1));
+        for row in &report.rows {
             let name = format!("{}, {}, {} jobs, {}", table.name, row.case, row.jobs, row.before.design);
+            for (quantity, values) in row.before.values.iter().chain(&row.after.values) {
+                assert_eq!(values.len(), 1, "{name}: {quantity}");
+                assert!(values.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
+            }
+            let units =
+                |side: &Side| Some(side.values["elapsed_s"][0] / side.values.get(table.unit.costs()[0])?[0]);
+            if let Some((before, after)) = units(&row.before).zip(units(&row.after)) {
+                assert!((before / after - 1.0).abs() < 1e-6, "{name}: {before} and {after} units of work");
+            }
             for side in [&row.before, &row.after] {
                 assert!(side.processor_s().is_some_and(|seconds| seconds[0] > 0.0), "{name}");
                 let writes = side.values.contains_key("write_mb_per_s");
@@ -188,9 +187,15 @@ fn every_value_of_a_short_run_is_measured() {
                 let is_there =
                     |value| side.median(value).is_some() || (value == "sleeps_per_write" && !writes);
                 let is_total = Some(row.case.as_str()) == table.total;
-                assert!(is_total || table.columns.iter().all(|column| is_there(column.value)), "{name}");
+                assert!(is_total || table.columns.iter().all(|(value, ..)| is_there(*value)), "{name}");
             }
         }
+        let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
+        assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
+        let text = report.to_string();
+        assert!(text.contains(&table.source().author) && text.contains("Verdict"), "{text}");
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        println!("{text}");
     }
 }
 
@@ -199,9 +204,9 @@ fn a_stopped_measurement_ends_in_every_table() {
     let stop = AtomicBool::new(true);
     for table in TABLES.into_iter().filter(|table| !runs_programs(table)) {
         for case in table.case_names() {
-            let mut experiment = open_case(table, &corpus(), case);
+            let mut experiment = open_case(table, case);
             for design in 0..(table.designs)().all().len() {
-                experiment.measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+                experiment.measure(&Plan { stop: &stop, ..plan(design, 3, 1 << 40) }).unwrap();
             }
         }
     }

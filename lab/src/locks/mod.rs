@@ -5,35 +5,31 @@
 //!
 //! Only what a table clocks is recorded: not the preparations, nor a second run that counts.
 
+#[cfg_attr(not(feature = "lock-stats"), allow(dead_code))]
 mod report;
-mod workload;
 #[cfg(feature = "lock-stats")]
 mod record;
 
-use uzram::Result;
-#[cfg(feature = "lock-stats")]
-use uzram_bench::harness::command;
+use uzram::{Error, Result};
+use uzram_bench::harness::rounds::RoundOptions;
+use uzram_bench::harness::{Source, command, process};
 
-pub use report::{HEADINGS, LockRow, LocksReport, Times};
-pub use workload::LocksArgs;
-use workload::Workload;
+use crate::experiment::{LabOptions, Series, cpus};
+use crate::tables;
+pub use report::HEADINGS;
 
-/// The command that builds a program that records locks, beside the ordinary one.
-#[cfg(not(feature = "lock-stats"))]
-const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats --target-dir target/lock-stats";
+type Workload = (&'static Series, &'static str, LabOptions);
 
 /// Runs the command: records each design and prints its locks.
-///
-/// # Errors
-/// `Invalid` names what the command line asks for and there is not; `Unsupported` if this build cannot
-/// record; any other error is of a design that could not be run.
 pub fn run(args: &LocksArgs) -> Result<()> {
-    let workload = Workload::new(args)?;
+    let workload = workload(args)?;
     #[cfg(not(feature = "lock-stats"))]
     {
         drop(workload);
-        let what = format!("this uzram-lab cannot record locks: build one that can: `{BUILD}`");
-        Err(uzram_bench::harness::unsupported(what))
+        Err(uzram_bench::harness::unsupported(
+            "this uzram-lab cannot record locks: build one that can: `cargo build --release -p uzram-lab \
+             --features lock-stats --target-dir target/lock-stats`",
+        ))
     }
     #[cfg(feature = "lock-stats")]
     record_all(args, &workload)
@@ -41,7 +37,7 @@ pub fn run(args: &LocksArgs) -> Result<()> {
 
 #[cfg(feature = "lock-stats")]
 fn record_all(args: &LocksArgs, workload: &Workload) -> Result<()> {
-    let after = [(workload.table.designs)().after];
+    let after = [(workload.0.designs)().after];
     let designs = if args.design.is_empty() { &after[..] } else { &args.design };
     for (at, design) in designs.iter().enumerate() {
         let outcome = record::record(workload, design);
@@ -50,4 +46,73 @@ fn record_all(args: &LocksArgs, workload: &Workload) -> Result<()> {
         command::print(&format!("{}{text}", if at > 0 && !args.json { "\n" } else { "" }))?;
     }
     Ok(())
+}
+
+/// The command line of `uzram lab locks`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example: uzram lab locks zs-free:run-cache --design split,class-indexed --jobs 2 --seconds 0.2"
+)]
+pub struct LocksArgs {
+    /// A case of a table, or a table that has only one: `uzram lab list` shows them
+    #[arg(value_name = "TABLE:CASE")]
+    workload: String,
+    /// Designs of the table, each recorded by itself [default: the one after the series]
+    #[arg(long, value_delimiter = ',', value_name = "DESIGN,…")]
+    design: Vec<String>,
+    /// Number of jobs: threads, or what the table says [default: the number of CPUs]
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// About how many seconds are recorded, of each design
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
+    /// Print JSON, a line for each design
+    #[arg(long)]
+    json: bool,
+}
+
+/// Returns the table and the case, whose locks are recorded, and how long and with how many jobs it runs.
+fn workload(args: &LocksArgs) -> Result<Workload> {
+    let (table, case) = table_and_case(&args.workload)?;
+    let rounds = RoundOptions {
+        duration: command::seconds(args.seconds)?,
+        stop: process::stop_flag()?,
+        progress: command::show_progress,
+        ..RoundOptions::default()
+    };
+    let default = LabOptions::default();
+    let options = LabOptions {
+        cases: vec![case.to_owned()],
+        jobs: vec![args.jobs.unwrap_or_else(cpus)],
+        rounds,
+        corpus: args.corpus.clone().unwrap_or(default.corpus),
+    };
+    // Reports invalid options.
+    options.estimate(table)?;
+    Ok((table, case, options))
+}
+
+/// Parses `TABLE:CASE`, or `TABLE`.
+fn table_and_case(workload: &str) -> Result<(&'static Series, &'static str)> {
+    let (name, case) = match workload.split_once(':') {
+        Some((name, case)) => (name, Some(case)),
+        None => (workload, None),
+    };
+    let table = tables::table(name)?;
+    if table.length.is_fixed() {
+        return Err(Error::invalid(format!("{name} runs other programs, whose locks are not recorded")));
+    }
+    let cases = table.case_names();
+    let found = match case {
+        Some(case) => cases.iter().find(|name| **name == case),
+        None => cases.first().filter(|_| cases.len() == 1),
+    };
+    let found = found.ok_or_else(|| {
+        let cases: Vec<_> = cases.iter().map(|case| format!("{name}:{case}")).collect();
+        Error::invalid(format!("'{workload}' is no case of {name}, only: {}", cases.join(", ")))
+    })?;
+    Ok((table, found))
 }

@@ -26,49 +26,31 @@ pub const HEADINGS: [&str; 13] = [
     "holdtime-avg",
 ];
 
-/// Waits, or holds.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Times {
-    /// How many.
-    pub count: u64,
-    /// The shortest that was not 0; 0 if there is none.
-    pub min_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-    /// All together.
-    pub total_ns: u64,
-}
-
 /// The locks of a class. `-R` after its name means held by readers, `-W` by a writer.
 #[derive(Clone, Debug)]
-pub struct LockRow {
+pub(crate) struct LockRow {
     class: String,
     contentions: u64,
     acquisitions: u64,
     /// Those of [`HEADINGS`] after the first.
-    figures: [Value; HEADINGS.len() - 1],
+    figures: Vec<Value>,
 }
 
 impl LockRow {
-    /// Makes a row of waits and of acquisitions, each with the number of those that bounced.
-    pub fn new(class: &str, (con_bounces, wait): (u64, Times), (acq_bounces, hold): (u64, Times)) -> LockRow {
-        let us = |ns: u64| Value::from(ns as f64 / 1e3);
-        let avg_us = |times: Times| Value::from(times.total_ns as f64 / 1e3 / times.count.max(1) as f64);
-        let figures = [
-            con_bounces.into(),
-            wait.count.into(),
-            us(wait.min_ns),
-            us(wait.max_ns),
-            us(wait.total_ns),
-            avg_us(wait),
-            acq_bounces.into(),
-            hold.count.into(),
-            us(hold.min_ns),
-            us(hold.max_ns),
-            us(hold.total_ns),
-            avg_us(hold),
-        ];
-        LockRow { class: class.to_owned(), contentions: wait.count, acquisitions: hold.count, figures }
+    /// Makes a row of waits and of acquisitions, each with the number of those that bounced, and how many
+    /// there were, the shortest that took any time, the longest, and all together in ns.
+    pub(crate) fn new(
+        class: &str,
+        (con_bounces, wait): (u64, [u64; 4]),
+        (acq_bounces, hold): (u64, [u64; 4]),
+    ) -> LockRow {
+        let figures = |bounces: u64, [count, min_ns, max_ns, total_ns]: [u64; 4]| -> [Value; 6] {
+            let [min, max, total] = [min_ns, max_ns, total_ns].map(|ns| ns as f64 / 1e3);
+            let avg = total / count.max(1) as f64;
+            [bounces.into(), count.into(), min.into(), max.into(), total.into(), avg.into()]
+        };
+        let figures = [figures(con_bounces, wait), figures(acq_bounces, hold)].concat();
+        LockRow { class: class.to_owned(), contentions: wait[0], acquisitions: hold[0], figures }
     }
 
     fn cells(&self) -> impl Iterator<Item = String> {
@@ -96,7 +78,7 @@ impl Serialize for LockRow {
 
 /// The recorded locks of a design in a case, the most contended first. `Display` prints them.
 #[derive(Clone, Debug, Serialize)]
-pub struct LocksReport {
+pub(crate) struct LocksReport {
     table: &'static str,
     case: String,
     design: String,
@@ -110,8 +92,7 @@ pub struct LocksReport {
 }
 
 impl LocksReport {
-    /// Makes a report on so much work, done in so long.
-    pub fn new(
+    pub(crate) fn new(
         table: &Series,
         case: &str,
         design: &str,
@@ -155,16 +136,11 @@ mod tests {
     use uzram_bench::harness::to_json;
 
     fn report() -> LocksReport {
-        let times = |count, min_ns, max_ns, total_ns| Times { count, min_ns, max_ns, total_ns };
         let rows = vec![
-            LockRow::new(
-                "size_class",
-                (1, times(2, 90, 1910, 2000)),
-                (9, times(4000, 21, 10_000, 123_456_789)),
-            ),
-            LockRow::new("zs_pool-R", (2, times(3, 1000, 1000, 3000)), (50, times(4000, 0, 0, 0))),
-            LockRow::new("arena", (0, Times::default()), (1, times(4001, 5, 5, 20_005))),
-            LockRow::new("run_cache", (0, Times::default()), (1, times(7, 5, 6, 40))),
+            LockRow::new("size_class", (1, [2, 90, 1910, 2000]), (9, [4000, 21, 10_000, 123_456_789])),
+            LockRow::new("zs_pool-R", (2, [3, 1000, 1000, 3000]), (50, [4000, 0, 0, 0])),
+            LockRow::new("arena", (0, [0; 4]), (1, [4001, 5, 5, 20_005])),
+            LockRow::new("run_cache", (0, [0; 4]), (1, [7, 5, 6, 40])),
         ];
         let done = (Duration::from_millis(500), 2_000_000);
         LocksReport::new(&zs_free::SERIES, "run-cache", "split", 2, done, rows)

@@ -1,11 +1,9 @@
-//! The table `lru-batch`: page faults that put pages into an LRU with one lock, against one with batch locks.
+//! The table `lru-batch` (docs/lab/lru-batch.md): page faults that put pages into an LRU with one lock,
+//! against one with batch locks.
 //!
-//! The series is "lru_lock scalability", an RFC by Daniel Jordan and Steve Sistare of 2018 that was not
-//! merged. Its figures are those of will-it-scale's `page_fault1`: each task repeatedly maps 128 MiB, writes
-//! to every page, and unmaps it all. Here a task is a thread that takes a page of an arena, clears it, adds
-//! it to the LRU and uses it, 32768 times, then removes all of them from the LRU in bulk and frees them. The
-//! arena's cache of free runs models the kernel's per-CPU page lists, whose batch size the series also made a
-//! setting: the zone's lock then no longer hides `lru_lock`.
+//! A task is a thread that takes a page of an arena, clears it, adds it to the LRU and uses it, 32768 times,
+//! then removes all of them from the LRU in bulk and frees them. The arena's cache of free runs models the
+//! kernel's per-CPU page lists: with the larger batch the zone's lock no longer hides `lru_lock`.
 //!
 //! Every design has its own LRU and all share the arena. Each measurement runs twice: the first run is timed;
 //! the second, a quarter as long, also times every hold of `lru_lock`, which costs time.
@@ -22,7 +20,7 @@ use uzram::mem::Arena;
 
 use crate::experiment::clock::{COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
+    Bound, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
     kept_arena,
 };
 use tasks::Faults;
@@ -43,7 +41,6 @@ const ZONE_BATCH_PAGES: usize = 310;
 /// The factor by which longer batches were tried: `LRU_BATCH_MAX`, and with it the pagevec that fills them.
 const LONGER: usize = 4;
 
-/// The settings of one column of the table.
 #[derive(Clone, Copy)]
 struct Setup {
     /// `None` for a single lock.
@@ -92,14 +89,14 @@ pub static SERIES: Series = Series {
     unit: Unit::Page,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
-        Column::new("faults_per_s", "k/s", 1e-3, 0),
-        Column::new("ns_per_page", "ns/page", 1.0, 1),
-        Column::new("lru_locks_per_page", "lru", 1000.0, 1),
-        Column::new("lru_lock_contended_share", "cont%", 100.0, 2),
-        Column::new("lru_lock_hold_ns_per_page", "held", 1.0, 1),
-        Column::new("batch_locks_per_page", "batch", 1000.0, 1),
-        Column::new("batch_lock_contended_share", "cont%", 100.0, 2),
-        Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
+        ("faults_per_s", "k/s", 1e-3, 0),
+        ("ns_per_page", "ns/page", 1.0, 1),
+        ("lru_locks_per_page", "lru", 1000.0, 1),
+        ("lru_lock_contended_share", "cont%", 100.0, 2),
+        ("lru_lock_hold_ns_per_page", "held", 1.0, 1),
+        ("batch_locks_per_page", "batch", 1000.0, 1),
+        ("batch_lock_contended_share", "cont%", 100.0, 2),
+        ("voluntary_switches_per_page", "sleeps", 1000.0, 2),
     ],
     legend,
     open,

@@ -19,14 +19,9 @@ const GATHERED_PAGES: usize = 512;
 /// One page in this many is checked before it is freed.
 const CHECKED: usize = 61;
 
-/// An LRU of any design.
 pub(super) trait Faults {
     /// Runs `plan.jobs` tasks that do `plan.work` page faults or a few more, each run by `run_work`. Returns
     /// when each task ran and its number of pages, and the lock counters of that time.
-    ///
-    /// # Errors
-    /// `NoMemory` if there is too little, `Corrupt` if a page does not contain what its task wrote, or pages
-    /// are left in the lists.
     fn run(&self, arena: &Arena, plan: &Plan<'_>, run_work: RunWork) -> Result<(Vec<Done>, LruStats)>;
 }
 
@@ -52,7 +47,6 @@ impl<D: LruLocks> Faults for Lru<D> {
     }
 }
 
-/// A task and its pages.
 struct Task<'a, D: LruLocks> {
     lru: &'a Lru<D>,
     arena: &'a Arena,
@@ -92,7 +86,6 @@ impl<D: LruLocks> Task<'_, D> {
         Ok(())
     }
 
-    /// Removes all pages from the LRU and frees them.
     fn unmap(&mut self) -> Result<()> {
         let mut dead = [0; GATHERED_PAGES];
         for (gathered, runs) in self.mapped.chunks(GATHERED_PAGES).enumerate() {

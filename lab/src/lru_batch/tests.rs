@@ -1,21 +1,13 @@
-use std::sync::atomic::AtomicBool;
-
 use super::*;
 use crate::experiment::testing::{open_case, plan, value};
-use uzram_bench::harness::corpus::Kind;
-
-fn corpus() -> Source {
-    Source::Built(Kind::Mixed, 64)
-}
 
 /// With one task, the number of lock acquisitions is deterministic.
 #[test]
 fn each_step_takes_its_locks() {
-    let stop = AtomicBool::new(false);
-    let mut lrus = open_case(&SERIES, &corpus(), CASE);
+    let mut lrus = open_case(&SERIES, CASE);
     const PAGES: u64 = 20 * 14 * 512;
     let mut lru_locks = |design: usize| {
-        let sample = lrus.measure(&plan(design, 1, PAGES, &stop)).unwrap();
+        let sample = lrus.measure(&plan(design, 1, PAGES)).unwrap();
         let value = |name: &str| value(&sample, name);
         assert!(value("lru_lock_hold_ns_per_page") > 0.0 && value("ns_per_page") > 1.0);
         assert_eq!(value("batch_locks_per_page") > 0.0, design >= 2);

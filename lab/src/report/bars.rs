@@ -12,7 +12,6 @@ use crate::experiment::Row;
 
 /// The axis goes from 1 / `MOST` to `MOST`.
 const MOST: f64 = 2.0;
-/// The ratios that are named, and their names.
 const TICKS: [(f64, &str); 5] = [
     (0.5, "½"),
     (std::f64::consts::FRAC_1_SQRT_2, "0.7"),
@@ -27,7 +26,6 @@ fn percent(ratio: f64) -> f64 {
     100.0 * share.clamp(0.0, 1.0)
 }
 
-/// Returns the axis above the bars.
 pub(super) fn axis() -> String {
     let mut html = String::from("<div class=\"bar axis\"><span></span><span class=\"ticks\">");
     for (ratio, name) in TICKS {

@@ -1,4 +1,6 @@
-//! A chart as SVG: ratios by number of jobs, on a logarithmic axis around 1, with intervals.
+//! A chart as SVG: ratios by number of jobs, on a logarithmic axis around 1, with intervals. Those of a
+//! series: for each case the gain, ours beside the published one, then those of the series' steps and of
+//! later designs.
 //!
 //! Colours are those of the page: shapes have the class of their line (`c0` …, in `style.css`) and are drawn
 //! in `currentColor`. The picture scales with its box; texts in it are as large as the page's small print
@@ -7,6 +9,9 @@
 use std::fmt::Write;
 
 use super::html::escape;
+use super::summary::Comparison;
+use crate::experiment::{LabReport, Series};
+use crate::published::Published;
 
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 230.0;
@@ -30,23 +35,23 @@ const MOST_OF_INTERVAL: f64 = 1.5;
 const LEAST_SPAN: f64 = 1.06;
 
 pub(super) struct Chart {
-    pub(super) title: String,
-    pub(super) lines: Vec<Line>,
+    title: String,
+    lines: Vec<Line>,
 }
 
-pub(super) struct Line {
-    pub(super) name: String,
+struct Line {
+    name: String,
     /// The colour: a line of published figures has that of the line that it belongs to.
-    pub(super) colour: usize,
+    colour: usize,
     /// Drawn dashed, with hollow marks.
-    pub(super) is_published: bool,
-    pub(super) points: Vec<Point>,
+    is_published: bool,
+    points: Vec<Point>,
 }
 
-pub(super) struct Point {
-    pub(super) at: usize,
-    pub(super) ratio: f64,
-    pub(super) interval: Option<(f64, f64)>,
+struct Point {
+    at: usize,
+    ratio: f64,
+    interval: Option<(f64, f64)>,
 }
 
 impl Chart {
@@ -135,6 +140,60 @@ impl Line {
     const fn dashes(&self) -> &'static str {
         if self.is_published { " stroke-dasharray=\"4 3\"" } else { "" }
     }
+}
+
+/// Those of the page.
+const COLOURS: usize = 6;
+
+pub(super) fn charts(table: &Series, report: &LabReport) -> Vec<Chart> {
+    let all = Comparison::all(&(table.designs)());
+    let mut cases: Vec<&str> = report.rows.iter().map(|row| row.case.as_str()).collect();
+    cases.dedup();
+    let (mut main, mut others) = (Vec::new(), Vec::new());
+    for case in cases {
+        let is_main = |comparison: &&Comparison| {
+            let before_at = comparison.before_at;
+            before_at == Some(0)
+                || before_at.is_some_and(|before| table.all_published(case, before).next().is_some())
+        };
+        let (of_series, later): (Vec<_>, Vec<_>) = all.iter().partition(is_main);
+        main.push(chart(table, report, case, "", &of_series));
+        others.push(chart(table, report, case, ": steps and later designs", &later));
+    }
+    main.append(&mut others);
+    main.retain(|chart| !chart.lines.is_empty());
+    main
+}
+
+fn chart(table: &Series, report: &LabReport, case: &str, what: &str, comparisons: &[&Comparison]) -> Chart {
+    let mut lines = Vec::new();
+    for (i, comparison) in comparisons.iter().enumerate() {
+        let colour = i % COLOURS;
+        let rows = comparison.rows(&report.rows).into_iter().filter(|row| row.case == case);
+        let points = rows.map(|row| Point {
+            at: row.jobs,
+            ratio: row.gain.ratio,
+            interval: Some((row.gain.low, row.gain.high)),
+        });
+        let ours = Line { name: comparison.name(), colour, is_published: false, points: points.collect() };
+        if ours.points.is_empty() {
+            continue;
+        }
+        lines.push(ours);
+        let Some(before_at) = comparison.before_at else { continue };
+        let theirs: Vec<_> = table.all_published(case, before_at).collect();
+        if let Some((_, first)) = theirs.first() {
+            let name = format!("published: {} against {}", first.after.design, first.before.design);
+            let point = |(jobs, published): &(usize, Published)| Point {
+                at: *jobs,
+                ratio: published.ratio,
+                interval: None,
+            };
+            let points = theirs.iter().map(point).collect();
+            lines.push(Line { name, colour, is_published: true, points });
+        }
+    }
+    Chart { title: format!("{case}{what}"), lines }
 }
 
 struct Scale {

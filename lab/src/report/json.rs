@@ -5,8 +5,8 @@
 use serde_json::json;
 
 use super::machine::date;
-use super::results::{Report, Section, is_left_out};
-use super::summary::{Comparison, Tally, sentences};
+use super::summary::{Comparison, sentences, tally};
+use super::{Report, Section, is_left_out};
 use crate::scale::ScaleReport;
 
 /// Returns the report as one line of JSON; figures that do not exist are `null`.
@@ -32,8 +32,7 @@ fn table(section: &Section) -> serde_json::Value {
     };
     let report = &measured.report;
     let effects = Comparison::all(&(table.designs)()).into_iter().map(|comparison| {
-        let tally = Tally::of(comparison.rows(&report.rows));
-        let counts = tally.parts().map(|(effect, rows)| (effect.name(), rows));
+        let counts = tally(comparison.rows(&report.rows)).map(|(effect, rows)| (effect.name(), rows));
         json!({
             "before": comparison.before,
             "after": comparison.after,

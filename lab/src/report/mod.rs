@@ -2,24 +2,14 @@
 //!
 //! [`run`] measures the tables and writes into a folder `report.html` and `report.json`. The page needs no
 //! network and no script. Figures in it are those of the rows, published, or expected.
-//!
-//! * `results`: what is asked for, and what comes of it.
-//! * `plan`: how each table is measured so that all of them fit into the time.
-//! * `progress`: the time left.
-//! * `machine`: what it was measured on.
-//! * `summary`: wins and losses, and the verdict on a series in a few sentences.
-//! * `chart`, `bars`: pictures, as SVG; `figures` says what is in a series' pictures.
-//! * `html`: text and tables; `page`, `json`: the two forms.
 
 mod machine;
 mod progress;
-mod results;
 mod plan;
 mod summary;
 mod html;
 mod bars;
 mod chart;
-mod figures;
 mod page;
 mod json;
 
@@ -30,33 +20,65 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::go_on;
+use uzram_bench::harness::report::Table;
 
-use crate::experiment;
-use machine::{Machine, now_unix_s};
+use crate::experiment::{self, LabReport, Row, Series};
+use crate::out_file::{OutFile, failed};
+use crate::published;
+use crate::scale::ScaleReport;
+use machine::Machine;
 use plan::Planned;
-pub use results::ReportOptions;
-use results::{Measured, Report, Section, is_left_out};
+pub use plan::ReportOptions;
 use summary::sentences;
 
-/// A report that was written.
-#[derive(Debug)]
-pub struct Written {
-    /// The verdicts, what was left out, and the paths of the forms.
-    pub text: String,
-    /// `Io` names the tables that could not be measured, of which the report says why.
-    pub outcome: Result<()>,
+struct Report {
+    machine: Machine,
+    /// The command that makes such a report.
+    command: String,
+    quick: bool,
+    sections: Vec<Section>,
+}
+
+struct Section {
+    table: &'static Series,
+    /// What was measured, or why it could not be; `Unsupported` says what the system lacks.
+    outcome: Result<Measured>,
+}
+
+struct Measured {
+    report: LabReport,
+    /// When, in seconds since 1970.
+    unix_s: u64,
+    took_s: f64,
+    rounds: usize,
+}
+
+impl Report {
+    fn measured(&self) -> impl Iterator<Item = (&'static Series, &Measured)> {
+        self.sections.iter().filter_map(|section| Some((section.table, section.outcome.as_ref().ok()?)))
+    }
+}
+
+/// Returns the tables below those of a table's rows, each with its heading: what locks allow, and all
+/// published figures.
+fn other_tables(table: &Series, rows: &[Row]) -> Vec<(String, Table)> {
+    let locks = ScaleReport::new(table, rows).tables();
+    locks.into_iter().chain(published::tables(table.published)).collect()
+}
+
+/// Returns whether a table is missing because the system lacks something that it takes, which is no failure.
+fn is_left_out(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unsupported
 }
 
 /// Measures the tables and writes the report; setting `stop` ends that with an error. The page says that it
-/// was written by `command`.
-///
-/// # Errors
-/// `Invalid` names the option that fits no table; `Busy`: interrupted; `Io`: the folder cannot be written.
-pub fn run(options: &ReportOptions, command: String, stop: &Arc<AtomicBool>) -> Result<Written> {
+/// was written by `command`. Returns a text, with the verdicts, what was left out, and the paths of the
+/// forms; and the outcome: `Io` names the tables that could not be measured, of which the report says why.
+pub fn run(options: &ReportOptions, command: String, stop: &Arc<AtomicBool>) -> Result<(String, Result<()>)> {
     let planned = plan::plan(options, stop)?;
     fs::create_dir_all(&options.dir).map_err(|error| failed(&options.dir, &error))?;
     let left_s = |at: usize| planned[at..].iter().map(|planned| planned.estimate_s).sum();
@@ -75,29 +97,28 @@ fn measure(planned: &Planned, left_s: f64) -> Result<Section> {
     progress::end(planned.table.name, took_s);
     let rounds = planned.options.rounds.rounds;
     go_on(&planned.options.rounds.stop)?;
-    let outcome = outcome.map(|report| Measured { report, unix_s: now_unix_s(), took_s, rounds });
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let outcome = outcome.map(|report| Measured { report, unix_s, took_s, rounds });
     Ok(Section { table: planned.table, outcome })
 }
 
 /// Writes the two forms.
-fn write(dir: &Path, report: &Report) -> Result<Written> {
-    let mut text = String::new();
+fn write(dir: &Path, report: &Report) -> Result<(String, Result<()>)> {
+    let (mut text, mut failed) = (String::new(), Vec::new());
     for Section { table, outcome } in &report.sections {
         match outcome {
             Ok(measured) => {
                 text += &format!("{}: {}\n", table.name, sentences(table, &measured.report).join(" "));
             }
             Err(error) if is_left_out(error) => text += &format!("{}: left out: {error}\n", table.name),
-            Err(_) => {}
+            Err(error) => failed.push(format!("{}: {error}", table.name)),
         }
     }
     for (name, form) in [("report.html", page::page(report)), ("report.json", json::json(report))] {
         let path = dir.join(name);
-        write_file(&path, &form)?;
+        OutFile::create(&path)?.write(&form)?;
         text += &format!("{}\n", path.display());
     }
-    let failed = report.missing().filter(|(_, error)| !is_left_out(error));
-    let failed: Vec<String> = failed.map(|(table, error)| format!("{table}: {error}")).collect();
     let page = dir.join("report.html");
     let outcome = match failed.is_empty() {
         true => Ok(()),
@@ -106,25 +127,5 @@ fn write(dir: &Path, report: &Report) -> Result<Written> {
             Err(Error::new(ErrorKind::Io, what))
         }
     };
-    Ok(Written { text, outcome })
-}
-
-/// Replaces a file atomically: a reader finds the old text or all of the new one.
-fn write_file(path: &Path, text: &str) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        let file = tempfile::Builder::new().permissions(readable()).tempfile_in(dir)?;
-        fs::write(file.path(), text)?;
-        file.persist(path).map(drop).map_err(|error| error.error)
-    };
-    write().map_err(|error| failed(path, &error))
-}
-
-/// Returns the permissions of a usual file, which the user's mask narrows.
-fn readable() -> fs::Permissions {
-    std::os::unix::fs::PermissionsExt::from_mode(0o666)
-}
-
-fn failed(path: &Path, error: &std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot write '{}': {error}", path.display()))
+    Ok((text, outcome))
 }

@@ -6,13 +6,13 @@ use std::fmt::Write;
 use uzram::Error;
 
 use super::bars;
-use super::figures::charts;
+use super::chart::charts;
 use super::html::{details, escape, paragraph, table as html_table};
 use super::machine::date;
 use super::plan::skipped;
 use super::progress::words;
-use super::results::{Measured, Report, Section, is_left_out, other_tables};
-use super::summary::{Comparison, Tally, sentences, telling};
+use super::summary::{Comparison, sentences, tally, telling};
+use super::{Measured, Report, Section, is_left_out, other_tables};
 use crate::experiment::{Row, Series, jobs_text};
 
 const STYLE: &str = include_str!("style.css");
@@ -27,7 +27,6 @@ pub(super) fn page(report: &Report) -> String {
     )
 }
 
-/// Describes what was measured, and how.
 fn how(report: &Report) -> String {
     let measured: Vec<&Measured> = report.measured().map(|(_, measured)| measured).collect();
     let rows: usize = measured.iter().map(|measured| measured.report.rows.len()).sum();
@@ -45,7 +44,6 @@ fn how(report: &Report) -> String {
     )
 }
 
-/// Returns the names of a table's designs, in words.
 fn designs(table: &Series) -> String {
     let comparisons = Comparison::all(&(table.designs)());
     comparisons.iter().map(Comparison::name).collect::<Vec<_>>().join(", ")
@@ -59,17 +57,14 @@ fn header(report: &Report) -> String {
         let is_one_day = first.split(' ').next() == last.split(' ').next();
         facts.push(("measured", if is_one_day { last } else { format!("{first} to {last}") }));
     }
-    let facts = facts
-        .into_iter()
-        .map(|(name, value)| format!("<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(&value)));
     let links = report.sections.iter().map(|section| {
         let name = escape(section.table.name);
         format!("<a href=\"#{name}\">{name}</a> ")
     });
     format!(
-        "<header>\n<h1>Kernel patch series, measured here</h1>\n{}<dl class=\"facts\">{}</dl>\n<nav>{}</nav>\n</header>\n",
+        "<header>\n<h1>Kernel patch series, measured here</h1>\n{}{}<nav>{}</nav>\n</header>\n",
         paragraph(&how(report)),
-        facts.collect::<String>(),
+        definitions("facts", &facts),
         links.collect::<String>()
     )
 }
@@ -103,8 +98,7 @@ fn wins_and_losses(table: &Series, rows: &[Row]) -> String {
         if all.is_empty() {
             continue;
         }
-        let tally = Tally::of(all);
-        let counts = tally.parts().into_iter().filter(|(_, rows)| *rows > 0);
+        let counts = tally(all).into_iter().filter(|(_, rows)| *rows > 0);
         let counts = counts.map(|(effect, rows)| {
             let name = effect.name();
             format!("<span class=\"count {name}\">{rows} {name}</span>")
@@ -151,10 +145,14 @@ fn facts(table: &Series) -> String {
     let source = table.source();
     facts.extend([("published on", source.machine.clone()), ("with", source.command.clone())]);
     facts.extend(source.note.iter().map(|note| ("note", note.clone())));
-    let facts = facts
-        .into_iter()
-        .map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(&value)));
-    format!("<dl class=\"source\">\n{}</dl>\n", facts.collect::<String>())
+    definitions("source", &facts)
+}
+
+fn definitions(class: &str, facts: &[(&str, String)]) -> String {
+    let fact = |(name, value): &(&str, String)| {
+        format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value))
+    };
+    format!("<dl class=\"{class}\">\n{}</dl>\n", facts.iter().map(fact).collect::<String>())
 }
 
 /// Returns the pictures, the tables behind them, and the verdict.

@@ -2,6 +2,7 @@
 //!
 //! A table alone is measured as it is among all.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -12,18 +13,41 @@ use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source, command};
 
 use super::progress;
-use super::results::ReportOptions;
 use crate::experiment::{LabOptions, Length, Series, pages_of};
-use crate::tables::TABLES;
+use crate::tables::{self, TABLES};
+
+/// What is measured, and where the report goes: the command line of `uzram lab report`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram lab report out --quick")]
+pub struct ReportOptions {
+    /// The folder that the report is written into
+    pub dir: PathBuf,
+    /// Take less than five minutes, instead of less than an hour
+    #[arg(long)]
+    pub quick: bool,
+    /// Tables, as `uzram lab list` shows them [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "TABLE,…", value_parser = tables::table)]
+    pub tables: Vec<&'static Series>,
+    /// Rounds [default: 15; with --quick, or for tables with slow cases, 5]
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// About how many seconds one measurement takes [default: 0.15; with --quick, 0.03]
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Numbers of jobs [default: each table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    pub jobs: Vec<usize>,
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub corpus: Option<Source>,
+}
 
 /// The time that measuring takes, divided by its estimate: calibrating, filling devices and starting threads;
 /// of a table whose work is fixed, preparing.
 const OVERHEAD: f64 = 1.25;
 const FIXED_OVERHEAD: f64 = 1.1;
-/// The fewest pages of a corpus.
 const LEAST_PAGES: usize = 512;
 
-/// What is measured of each table.
 struct Work {
     rounds: usize,
     duration: Duration,
@@ -37,17 +61,12 @@ const FULL: Work = Work { rounds: 15, duration: Duration::from_millis(150), corp
 /// The fewest rounds that distinguish a difference from the noise. Tables with slow cases have no more.
 const LEAST_ROUNDS: usize = 5;
 
-/// A table, and how it is measured.
 pub(super) struct Planned {
     pub(super) table: &'static Series,
     pub(super) options: LabOptions,
     pub(super) estimate_s: f64,
 }
 
-/// Plans the chosen tables.
-///
-/// # Errors
-/// `Invalid` names the option that does not fit a table.
 pub(super) fn plan(options: &ReportOptions, stop: &Arc<AtomicBool>) -> Result<Vec<Planned>> {
     let is_wanted = |table: &&Series| {
         options.tables.is_empty() || options.tables.iter().any(|named| named.name == table.name)

@@ -11,7 +11,6 @@ use uzram_bench::harness::command::show_progress;
 /// When the current table was begun, and the seconds that it and those after it take, about.
 static CURRENT: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
 
-/// Returns a duration in words.
 pub(super) fn words(seconds: f64) -> String {
     match seconds.round() as u64 {
         seconds @ ..60 => format!("{seconds} s"),

@@ -3,7 +3,7 @@
 
 use uzram_bench::harness::stats::{can_judge, median};
 
-use crate::experiment::{self, Designs, LabReport, Row, Series, busiest, cpus, spoken};
+use crate::experiment::{Designs, LabReport, Outcome, Row, Series, busiest, cpus, spoken};
 
 /// What a row's interval says of the design after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,6 @@ impl Effect {
     }
 }
 
-/// Two designs that are compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Comparison {
     pub(super) before: String,
@@ -74,20 +73,11 @@ impl Comparison {
     }
 }
 
-/// Numbers of rows with each effect, in the order of [`Effect::ALL`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally([usize; 4]);
-
-impl Tally {
-    pub(super) fn of<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Tally {
-        let mut tally = Tally::default();
-        rows.into_iter().for_each(|row| tally.0[Effect::of(row) as usize] += 1);
-        tally
-    }
-
-    pub(super) fn parts(&self) -> [(Effect, usize); 4] {
-        Effect::ALL.map(|effect| (effect, self.0[effect as usize]))
-    }
+/// Returns the number of rows with each effect, in the order of [`Effect::ALL`].
+pub(super) fn tally<'a>(rows: impl IntoIterator<Item = &'a Row>) -> [(Effect, usize); 4] {
+    let mut tally = Effect::ALL.map(|effect| (effect, 0));
+    rows.into_iter().for_each(|row| tally[Effect::of(row) as usize].1 += 1);
+    tally
 }
 
 /// Returns the rows of a comparison that the summary shows: of each case the one with the most jobs that have
@@ -133,7 +123,7 @@ fn gained(name: &str, rows: &[&Row]) -> String {
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     let gain = format!("a median gain of {:.2} ({least:.2} to {most:.2})", median(&ratios));
-    let [faster, slower, even, unknown] = Tally::of(rows.iter().copied()).0;
+    let [faster, slower, even, unknown] = tally(rows.iter().copied()).map(|(_, rows)| rows);
     match rows.len() {
         0 => format!("{name} was not measured."),
         all if unknown == all => {
@@ -164,16 +154,14 @@ fn compared(report: &LabReport) -> String {
     let expectations = match outcomes.len() {
         0 => "nothing was expected in figures".to_owned(),
         1 => match outcomes[0] {
-            experiment::Outcome::Met => "the expectation is met".to_owned(),
-            experiment::Outcome::Missed => "the expectation is missed".to_owned(),
-            experiment::Outcome::NotJudged => "the expectation is not judged".to_owned(),
+            Outcome::Met => "the expectation is met".to_owned(),
+            Outcome::Missed => "the expectation is missed".to_owned(),
+            Outcome::NotJudged => "the expectation is not judged".to_owned(),
         },
-        all => format!(
-            "of {all} expectations {} are met, {} missed and {} not judged",
-            count(experiment::Outcome::Met),
-            count(experiment::Outcome::Missed),
-            count(experiment::Outcome::NotJudged)
-        ),
+        all => {
+            let [met, missed, rest] = [Outcome::Met, Outcome::Missed, Outcome::NotJudged].map(count);
+            format!("of {all} expectations {met} are met, {missed} missed and {rest} not judged")
+        }
     };
     format!("{beside}; {expectations}.")
 }

@@ -1,6 +1,6 @@
-//! The caches' counters, which are on only while a [`Counting`] lives, because they cost time.
+//! The caches' counters, which are on only while they are wanted, because they cost time.
 
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use uzram::Result;
 use uzram::slab::{self, Policy, Stat};
@@ -16,36 +16,20 @@ static NAMES: LazyLock<Vec<String>> =
 /// Held while the caches count: the switches are global to the process.
 static SWITCHES: Mutex<()> = Mutex::new(());
 
-/// While it lives, the caches of this process count operations and measure how long they hold `list_lock`.
-struct Counting {
-    _switches: MutexGuard<'static, ()>,
-}
-
-impl Counting {
-    fn start() -> Self {
-        let switches = SWITCHES.lock().unwrap_or_else(PoisonError::into_inner);
-        slab::set_counting(true);
-        Counting { _switches: switches }
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        slab::set_counting(false);
-    }
-}
-
-/// Runs a part of a plan's work while the caches count; returns the counters for one object of that work.
+/// Runs a part of a plan's work while the caches of this process count operations and measure how long they
+/// hold `list_lock`; returns the counters for one object of that work.
 pub(crate) fn counted<P: Policy>(
     caches: &[Objects<P>],
     plan: &Plan<'_>,
     run: impl FnOnce(&Plan<'_>) -> Result<Total>,
 ) -> Result<Vec<(&'static str, f64)>> {
     let before = counts(caches);
-    let total = {
-        let _counting = Counting::start();
-        run(&Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan })?
-    };
+    let switches = SWITCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    slab::set_counting(true);
+    let total = run(&Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan });
+    slab::set_counting(false);
+    drop(switches);
+    let total = total?;
     let counts = counts(caches).into_iter().zip(before).map(|(now, then)| now - then);
     Ok(NAMES.iter().zip(counts).map(|(name, count)| (name.as_str(), total.per_unit(count as f64))).collect())
 }

@@ -19,7 +19,6 @@ use uzram_bench::harness::{Gate, run_together};
 const SIDE: usize = 20;
 /// The size of a message; perf's default.
 const MESSAGE_BYTES: usize = 100;
-/// The size of a message's object.
 const OBJECT_BYTES: usize = 104;
 /// The length of a receiver's queue: about as many messages as fit a Unix socket's buffer of 208 KiB, which
 /// counts the buffers' own size.
@@ -27,11 +26,8 @@ const QUEUE: usize = 256;
 /// The most groups: the threads of more exceed what some systems allow a user.
 const MAX_GROUPS: usize = 64;
 
-struct Message {
-    object: u32,
-    /// The sender's index in the group.
-    sender: u32,
-}
+/// A message's object, and its sender's index in the group.
+type Message = (u32, u32);
 
 enum Member {
     Sender { sender: usize, queues: Vec<Sender<Message>> },
@@ -85,7 +81,7 @@ fn send<P: Policy>(
         let content = content.numbered(round);
         for queue in queues {
             let object = messages.take(content)?;
-            if !queue.send(Message { object, sender: sender as u32 }) {
+            if !queue.send((object, sender as u32)) {
                 // The receiver has failed and returns the error.
                 return Ok(0);
             }
@@ -103,7 +99,7 @@ fn receive<P: Policy>(messages: &Objects<P>, queue: &Receiver<Message>) -> Resul
     let mut expected: Vec<_> = (0..SIDE).map(|sender| (Content::<MESSAGE_BYTES>::of(sender), 0)).collect();
     let (mut batch, mut received) = (Vec::new(), 0);
     while queue.receive(&mut batch) {
-        for &Message { object, sender } in &batch {
+        for &(object, sender) in &batch {
             let (content, number) = &mut expected[sender as usize];
             // SAFETY: its sender took the object, and sent its number to this queue alone.
             unsafe { messages.give_back(object, content.numbered(*number))? };

@@ -1,16 +1,10 @@
-//! The table `slab-freeze`: slab caches that freeze a slab as soon as it leaves the node partial list,
-//! against those that freeze it only while a CPU allocates from it.
+//! The table `slab-freeze` (docs/lab/slab-freeze.md): slab caches that freeze a slab as soon as it leaves the
+//! node partial list, against those that freeze it only while a CPU allocates from it.
 //!
-//! The series is Chengming Zhou's "slub: Delay freezing of CPU partial slabs" of 2023. Its cover letter
-//! measures two programs on a machine with 128 CPUs; this table reproduces their threads and objects in this
-//! process, without the work of the scheduler and the network:
-//!
-//! * `messaging`, as `perf bench sched messaging` does; a job is a group of 40 threads;
-//! * `rawpkt`, as stress-ng's `--rawpkt` does; a job is a thread.
-//!
-//! The series goes from `eager` to `delayed` in steps, which are separate designs; `sheaves` came later.
-//! Every measurement has fresh caches. It runs twice: the first run is timed; in the second, a quarter as
-//! long, the caches count their operations and measure how long they hold `list_lock`, which costs time.
+//! The threads and objects of two programs run in this process, without the work of the scheduler and the
+//! network: a job of `messaging` is a group of 40 threads, one of `rawpkt` a thread. Every measurement has
+//! fresh caches. It runs twice: the first run is timed; in the second, a quarter as long, the caches count
+//! their operations and measure how long they hold `list_lock`, which costs time.
 
 pub(crate) mod counters;
 mod messaging;
@@ -30,7 +24,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::experiment::clock::{Done, RunWork, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
+    Bound, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
 };
 use counters::counted;
 use objects::Objects;
@@ -39,7 +33,6 @@ use uzram_bench::harness::Source;
 /// Address space for all caches of a measurement.
 const ARENA_BYTES: u64 = 8 << 30;
 
-/// The designs, in the series' order.
 const DESIGNS: [(&str, Measure); 5] = [
     (EagerFreeze::NAME, measure::<EagerFreeze>),
     (OnPartial::NAME, measure::<OnPartial>),
@@ -47,66 +40,51 @@ const DESIGNS: [(&str, Measure); 5] = [
     (DelayedFreeze::NAME, measure::<DelayedFreeze>),
     (Sheaves::NAME, measure::<Sheaves>),
 ];
-/// The index of the last design of the series.
 const AFTER_AT: usize = 3;
 
 type Measure = fn(&Arc<Arena>, Case, &Plan<'_>) -> Result<Sample>;
 
-/// The work of the threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Case {
     Messaging,
     Rawpkt,
 }
 
-impl Case {
-    const ALL: [Case; 2] = [Case::Messaging, Case::Rawpkt];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Case::Messaging => "messaging",
-            Case::Rawpkt => "rawpkt",
-        }
-    }
-
-    fn of(name: &str) -> Option<Case> {
-        Case::ALL.into_iter().find(|case| case.name() == name)
-    }
-}
+const MESSAGING: &str = "messaging";
+const RAWPKT: &str = "rawpkt";
+const CASES: [(&str, Case); 2] = [(MESSAGING, Case::Messaging), (RAWPKT, Case::Rawpkt)];
 
 const MESSAGING_JOBS: [usize; 3] = [1, 2, 5];
-const RAWPKT_JOBS: [usize; 4] = [1, 2, 4, MOST_THREADS];
-/// The most threads of rawpkt by default.
-const MOST_THREADS: usize = 8;
+const RAWPKT_JOBS: [usize; 4] = [1, 2, 4, 8];
 
 /// See the [module's documentation](self).
 pub static SERIES: Series = Series {
     name: "slab-freeze",
     about: "slab caches: slabs frozen while a CPU keeps them against only while it allocates from them",
     published: "slab-freeze",
-    cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
+    cases: &[(MESSAGING, &MESSAGING_JOBS), (RAWPKT, &RAWPKT_JOBS)],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
-        Column::new("elapsed_s", "elapsed", 1.0, 3),
-        Column::new("ns_per_object", "ns/obj", 1.0, 1),
-        Column::new("cmpxchg_double_per_object", "xchgs", 1000.0, 0),
-        Column::new("cmpxchg_double_fail_per_object", "failed", 1000.0, 2),
-        Column::new("list_lock_acquired_per_object", "locks", 1000.0, 1),
-        Column::new("list_lock_contended_per_object", "waits", 1000.0, 2),
-        Column::new("list_lock_hold_ns_per_object", "held", 1.0, 2),
+        ("elapsed_s", "elapsed", 1.0, 3),
+        ("ns_per_object", "ns/obj", 1.0, 1),
+        ("cmpxchg_double_per_object", "xchgs", 1000.0, 0),
+        ("cmpxchg_double_fail_per_object", "failed", 1000.0, 2),
+        ("list_lock_acquired_per_object", "locks", 1000.0, 1),
+        ("list_lock_contended_per_object", "waits", 1000.0, 2),
+        ("list_lock_hold_ns_per_object", "held", 1.0, 2),
     ],
     legend,
     open,
     expectations: &[
         Expect {
-            case: Some(Case::Rawpkt.name()),
+            case: Some(RAWPKT),
             jobs: Jobs::AtLeast(2),
             before: Some(EagerFreeze::NAME),
             ..Expect::of(Figure::Speed, Bound::AtLeast(1.05))
         },
         Expect {
-            case: Some(Case::Messaging.name()),
+            case: Some(MESSAGING),
             before: Some(EagerFreeze::NAME),
             ..Expect::of(Figure::Speed, Bound::AtLeast(0.98))
         },
@@ -136,7 +114,6 @@ fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     Ok(Box::new(Caches { arena: Arc::new(Arena::new(ARENA_BYTES)?), designs, case: Case::Messaging }))
 }
 
-/// The arena of each measurement's caches.
 struct Caches {
     arena: Arc<Arena>,
     designs: Vec<Measure>,
@@ -145,7 +122,7 @@ struct Caches {
 
 impl Experiment for Caches {
     fn begin(&mut self, case: &str) -> Result<()> {
-        self.case = Case::of(case).ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
+        self.case = by_name(&CASES, case)?;
         Ok(())
     }
 

@@ -10,7 +10,6 @@ use uzram::{Error, ErrorKind, Result};
 /// Objects beside those in flight: room in the slabs that CPUs hold.
 const SLACK_OBJECTS: u64 = 1 << 16;
 
-/// A cache of such objects.
 pub(crate) struct Objects<P: Policy> {
     cache: Cache<P>,
     size_bytes: usize,
@@ -30,7 +29,6 @@ impl<P: Policy> Objects<P> {
         Ok(Objects { cache: Cache::new(Arc::clone(arena), options)?, size_bytes })
     }
 
-    /// Allocates an object and writes to it.
     #[inline]
     pub(crate) fn take(&self, content: &[u8]) -> Result<u32> {
         debug_assert!(content.len() <= self.size_bytes);
@@ -46,9 +44,6 @@ impl<P: Policy> Objects<P> {
     ///
     /// # Safety
     /// The object is in use, and the thread that took it handed its number to this thread alone.
-    ///
-    /// # Errors
-    /// `Corrupt` if its content is wrong.
     #[inline]
     pub(crate) unsafe fn give_back(&self, object: u32, content: &[u8]) -> Result<()> {
         let len_bytes = content.len().min(self.size_bytes);

@@ -27,7 +27,6 @@ pub(super) struct Sender<T>(Arc<Queue<T>>);
 
 pub(super) struct Receiver<T>(Arc<Queue<T>>);
 
-/// Makes a queue that holds `capacity` messages.
 pub(super) fn queue<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let inner = Inner { waiting: Vec::with_capacity(capacity), senders: 1, receiver: true };
     let (emptied, filled) = (Condvar::new(), Condvar::new());

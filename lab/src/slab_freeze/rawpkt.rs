@@ -35,7 +35,6 @@ const LINE_BYTES: usize = 64;
 
 /// The most packets in flight to a thread.
 const WINDOW: u64 = 1024;
-/// The number of a thread's sockets.
 const SOCKETS: usize = 8;
 /// Packets sent between two notifications of the receiver.
 const BATCH: u64 = 32;

@@ -1,18 +1,14 @@
-use std::sync::atomic::AtomicBool;
-
 use super::*;
 use crate::experiment::testing::{open_case, plan, value};
-use uzram_bench::harness::corpus::Kind;
 
 /// The change of the series takes effect here: slabs fill up and return through both partial lists, and each
 /// takes one exchange less when it is frozen late. With a single thread this is deterministic.
 #[test]
 fn slabs_go_round_by_way_of_both_partial_lists() {
-    let stop = AtomicBool::new(false);
-    let mut caches = open("rawpkt");
+    let mut caches = open_case(&SERIES, RAWPKT);
     let mut counts = Vec::new();
     for (i, (design, _)) in DESIGNS.iter().enumerate() {
-        let sample = caches.measure(&plan(i, 1, 100_000, &stop)).unwrap();
+        let sample = caches.measure(&plan(i, 1, 100_000)).unwrap();
         let value = |name: &str| value(&sample, name);
         let passed = |names: &[&str]| {
             for name in names {
@@ -33,29 +29,23 @@ fn slabs_go_round_by_way_of_both_partial_lists() {
     assert!(sheaves < 0.5 * delayed, "{counts:?}");
 }
 
-fn open(case: &str) -> Box<dyn Experiment> {
-    open_case(&SERIES, &Source::Built(Kind::Mixed, 1), case)
-}
-
 /// The arena is too small for the objects in flight: some threads fail, and the others, which wait for them,
 /// must not wait for ever.
 #[test]
 fn memory_that_runs_out_is_an_error() {
-    let stop = AtomicBool::new(false);
-    for case in Case::ALL {
+    for (of, case) in CASES {
         for (name, measure) in DESIGNS {
             let arena = Arc::new(Arena::new(1 << 20).unwrap());
             arena.set_limit_pages(20);
-            let error = measure(&arena, case, &plan(0, 4, 1 << 30, &stop)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::NoSpace, "{case:?}, {name}: {error}");
+            let error = measure(&arena, case, &plan(0, 4, 1 << 30)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{of}, {name}: {error}");
         }
     }
 }
 
 #[test]
 fn more_threads_than_there_may_be_are_refused() {
-    let stop = AtomicBool::new(false);
-    let error = open("messaging").measure(&plan(0, 65, 1, &stop)).unwrap_err();
+    let error = open_case(&SERIES, MESSAGING).measure(&plan(0, 65, 1)).unwrap_err();
     assert!(error.to_string().contains("--jobs"), "{error}");
     let error = by_name(&DESIGNS, "frozen").unwrap_err().to_string();
     assert!(error.contains("only: eager, on-partial"), "{error}");

@@ -1,10 +1,7 @@
-//! The table `streams`: zram's compression streams, a locked list of idle ones against one for each
-//! CPU.
+//! The table `streams` (docs/lab/streams.md): zram's compression streams, a locked list of idle ones against
+//! one for each CPU.
 //!
-//! The series is Sergey Senozhatsky's "zram: user per-cpu compression streams" of 2016. His message
-//! measures six fio patterns with 1 to 10 jobs on 4 CPUs, with lists of 4 and of 8 streams against
-//! per-CPU ones; here the lists have as many streams as there are CPUs, and twice as many. The jobs
-//! are threads of this process on a [device](uzram::device) for each design, filled with the same
+//! The jobs are threads of this process on a [device](uzram::device) for each design, filled with the same
 //! pages: the benchmark's own patterns and measuring code, with lz4.
 
 pub mod nbd;
@@ -16,9 +13,8 @@ use uzram::Result;
 use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
-use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, cpus,
-};
+use crate::experiment::clock::Total;
+use crate::experiment::{Bound, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, cpus};
 use uzram_bench::engine::{Measurement, Plan as BenchPlan};
 use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
 use uzram_bench::harness::Source;
@@ -26,18 +22,7 @@ use uzram_bench::harness::corpus::Corpus;
 
 /// The author measured 1 to so many jobs.
 const PUBLISHED_JOBS: usize = 10;
-/// The patterns, each with 1 to 10 jobs.
-const CASES: &[(&str, &[usize])] = &{
-    const JOBS: [usize; PUBLISHED_JOBS] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
-    let mut cases: [(&str, &[usize]); Pattern::ALL.len()] = [("", &JOBS); _];
-    let mut at = 0;
-    while at < cases.len() {
-        cases[at].0 = Pattern::ALL[at].name();
-        at += 1;
-    }
-    cases
-};
-
+const JOBS: [usize; PUBLISHED_JOBS] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 const ALL_SIX: &str = "all six";
 
 /// See the [module's documentation](self).
@@ -45,16 +30,23 @@ pub static SERIES: Series = Series {
     name: "streams",
     about: "compression streams: a locked list of idle ones against one for each CPU",
     published: "streams",
-    cases: CASES,
+    cases: &[
+        ("read", &JOBS),
+        ("randread", &JOBS),
+        ("write", &JOBS),
+        ("randwrite", &JOBS),
+        ("rw", &JOBS),
+        ("randrw", &JOBS),
+    ],
     unit: Unit::Page,
     designs,
     columns: &[
-        Column::new("mb_per_s", "MB/s", 1.0, 0),
-        Column::new("elapsed_s", "elapsed", 1.0, 3),
-        Column::new("user_s", "user", 1.0, 3),
-        Column::new("system_s", "system", 1.0, 3),
-        Column::new("context_switches_per_page", "switches", 1000.0, 2),
-        Column::new("sleeps_per_write", "sleeps", 1000.0, 2),
+        ("mb_per_s", "MB/s", 1.0, 0),
+        ("elapsed_s", "elapsed", 1.0, 3),
+        ("user_s", "user", 1.0, 3),
+        ("system_s", "system", 1.0, 3),
+        ("context_switches_per_page", "switches", 1000.0, 2),
+        ("sleeps_per_write", "sleeps", 1000.0, 2),
     ],
     legend,
     total: Some(ALL_SIX),
@@ -120,7 +112,7 @@ impl Experiment for Devices {
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let device = &self.devices[plan.design];
-        let sleeps_before = device.stats().stream_sleeps;
+        let sleeps_before = device.device.stats().stream_sleeps;
         let measured = measure(
             device,
             &BenchPlan {
@@ -133,34 +125,24 @@ impl Experiment for Devices {
                 stop: plan.stop,
             },
         )?;
-        Ok(sample(self.pattern, &measured, device.stats().stream_sleeps - sleeps_before))
+        Ok(sample(self.pattern, &measured, device.device.stats().stream_sleeps - sleeps_before))
     }
 }
 
 fn sample(pattern: Pattern, measured: &Measurement, sleeps: u64) -> Sample {
     let Measurement { elapsed, pages_read, pages_written, usage, .. } = *measured;
-    let pages = pages_read + pages_written;
-    let per_page = |count: u64| count as f64 / pages as f64;
-    let mut values = vec![
-        ("mb_per_s", mb_per_s(pages, elapsed)),
-        ("user_s", usage.user.as_secs_f64()),
-        ("system_s", usage.system.as_secs_f64()),
-        ("voluntary_switches_per_page", per_page(usage.voluntary_switches)),
-        ("involuntary_switches_per_page", per_page(usage.involuntary_switches)),
-        ("context_switches_per_page", per_page(usage.voluntary_switches + usage.involuntary_switches)),
-    ];
+    let total = Total { elapsed, usage, units: pages_read + pages_written };
+    let switches = usage.voluntary_switches + usage.involuntary_switches;
+    let mut values = total.values(Unit::Page.costs());
+    values.push(("mb_per_s", mb_per_s(total.units, elapsed)));
+    values.push(("context_switches_per_page", total.per_unit(switches as f64)));
     if pattern.reads() {
         values.push(("read_mb_per_s", mb_per_s(pages_read, elapsed)));
     }
     if pattern.writes() {
-        // A mixed pattern of few pages may have no writes.
-        let per_write = |count: u64| count as f64 / pages_written.max(1) as f64;
         values.push(("write_mb_per_s", mb_per_s(pages_written, elapsed)));
-        values.push((
-            "context_switches_per_write",
-            per_write(usage.voluntary_switches + usage.involuntary_switches),
-        ));
-        values.push(("sleeps_per_write", per_write(sleeps)));
+        // A mixed pattern of few pages may have no writes.
+        values.push(("sleeps_per_write", sleeps as f64 / pages_written.max(1) as f64));
     }
     Sample { elapsed, values }
 }

@@ -12,12 +12,12 @@ use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::{Error, Result};
 
 use super::PUBLISHED_JOBS;
-use crate::experiment::{Bound, Column, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit};
+use crate::experiment::{Bound, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit};
 use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::corpus::{Corpus, Saved};
 use uzram_bench::harness::process::require;
 use uzram_bench::harness::{Source, unsupported};
-use uzram_bench::nbd::{CLIENTS, Fio, Server, fill};
+use uzram_bench::nbd::{CLIENTS, Server, fill, run_fio};
 
 const JOBS: [usize; 2] = [2, PUBLISHED_JOBS];
 /// How long fio runs, and how long it takes to start and end.
@@ -41,7 +41,7 @@ pub static SERIES: Series = Series {
     slow_cases: &["read", "randread", "write", "rw", "randrw"],
     unit: Unit::Page,
     designs: super::designs,
-    columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0)],
+    columns: &[("mb_per_s", "MB/s", 1.0, 0)],
     legend,
     length: Length::Fixed { seconds: |_, _| RUNTIME.as_secs_f64() + FIO_S, is_of_corpus: false },
     open,
@@ -95,8 +95,8 @@ impl Experiment for Servers {
     }
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
-        let fio = Fio { rw: self.pattern, jobs: plan.jobs, duration: RUNTIME, seed: plan.seed + 1 };
-        let mb_per_s = fio.run(self.servers[plan.design].uri(), &self.corpus)?;
+        let uri = self.servers[plan.design].uri();
+        let mb_per_s = run_fio(uri, &self.corpus, self.pattern, plan.jobs, RUNTIME, plan.seed + 1)?;
         let work_bytes = plan.work as f64 * PAGE_SIZE as f64;
         let elapsed = Duration::from_secs_f64(work_bytes / (mb_per_s * 1e6));
         Ok(Sample { elapsed, values: vec![("mb_per_s", mb_per_s)] })

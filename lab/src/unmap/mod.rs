@@ -1,13 +1,8 @@
-//! The table `unmap`: memory that is filled, paged out, faulted in and unmapped, a pager's beside the
-//! kernel's on a swap area of zram.
+//! The table `unmap` (docs/lab/unmap.md): memory that is filled, paged out, faulted in and unmapped, a
+//! pager's beside the kernel's on a swap area of zram.
 //!
-//! It is the test of Wenchao Hao's series "mm/zsmalloc: reduce lock contention in zs_free()" of 2026 itself,
-//! whose changes `zs-free` measures alone. A job maps as much memory as four times the corpus, 256 MiB with
-//! the default one; the time by which designs are compared is that to unmap it while it is paged out. The
-//! other phases are columns.
-//!
-//! The kernel's jobs are processes, as in the series: they share the kernel's zram. A pager's are threads of
-//! one process, with a region each: they share the pager, its pool and its locks.
+//! A job maps as much memory as four times the corpus, 256 MiB with the default one; the time by which
+//! designs are compared is that to unmap it while it is paged out. The other phases are columns.
 
 #[cfg(test)]
 mod tests;
@@ -26,7 +21,7 @@ use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, check_kernel, measur
 use uzram_pager::TrapKind;
 
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, cpus,
+    Bound, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, cpus,
 };
 
 /// Numbers of jobs that the author measured.
@@ -35,10 +30,8 @@ const CASE: &str = "paged-out";
 /// Each job's memory, in times of the corpus.
 const CORPORA: usize = 4;
 
-/// The column of each job's memory.
 const JOB_MIB: &str = "job_mib";
 
-/// The kernel's sides.
 const KERNEL_LZ4: &str = "kernel-lz4";
 const KERNEL_LZO: &str = "kernel-lzo-rle";
 
@@ -51,14 +44,14 @@ pub static SERIES: Series = Series {
     unit: Unit::Page,
     designs,
     columns: &[
-        Column::new(JOB_MIB, "MiB", 1.0, 0),
-        Column::new(phase_name(Phase::Fill), "fill", 1000.0, 0),
-        Column::new(phase_name(Phase::PageOut), "out", 1000.0, 0),
-        Column::new(phase_name(Phase::Sequential), "seq", 1000.0, 0),
-        Column::new(phase_name(Phase::PageOutAgain), "again", 1000.0, 0),
-        Column::new(phase_name(Phase::Random), "random", 1000.0, 0),
-        Column::new(phase_name(Phase::PageOutLast), "last", 1000.0, 0),
-        Column::new(phase_name(Phase::Unmap), "unmap", 1000.0, 1),
+        (JOB_MIB, "MiB", 1.0, 0),
+        (phase_name(Phase::Fill), "fill", 1000.0, 0),
+        (phase_name(Phase::PageOut), "out", 1000.0, 0),
+        (phase_name(Phase::Sequential), "seq", 1000.0, 0),
+        (phase_name(Phase::PageOutAgain), "again", 1000.0, 0),
+        (phase_name(Phase::Random), "random", 1000.0, 0),
+        (phase_name(Phase::PageOutLast), "last", 1000.0, 0),
+        (phase_name(Phase::Unmap), "unmap", 1000.0, 1),
     ],
     legend,
     length: Length::Fixed {
@@ -75,7 +68,6 @@ pub static SERIES: Series = Series {
     ..Series::NEW
 };
 
-/// Returns the name of a phase's seconds.
 const fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Fill => "fill_s",

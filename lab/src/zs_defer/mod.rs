@@ -1,14 +1,6 @@
-//! The table `zs-defer`: pools whose frees go to per-CPU pages and are done by a thread, against pools that
-//! free at once.
-//!
-//! The idea is Wenchao Hao's, in the thread of a series about zs_free(): 30 April 2026. Its reviewers asked
-//! what it costs in CPU time altogether, and when the memory is really back. So three times are measured:
-//! until the threads that free have finished, by which designs are compared; the CPU time of these threads
-//! and the one that does the work for them; and until all memory is back in the arena.
-//!
-//! The measurement is that of [`zs_free`]: threads store 256 MiB of compressed pages each in one pool, then
-//! each frees its objects. A job is a thread; the thread that frees what is deferred comes on top. The arena
-//! keeps free runs on each CPU, as a device's does.
+//! The table `zs-defer` (docs/lab/zs-defer.md): pools whose frees go to per-CPU pages and are done by a
+//! thread, against pools that free at once. The measurement is that of [`zs_free`]; the thread that frees
+//! what is deferred comes beside the jobs. The arena keeps free runs on each CPU, as a device's does.
 
 #[cfg(test)]
 mod tests;
@@ -16,23 +8,20 @@ mod tests;
 use uzram::Result;
 use uzram::zsmalloc::design::{Pinned, PoolLocks, Split};
 
-use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
-};
-use crate::zs_free;
-use crate::zs_free::passes::Memory;
-use uzram_bench::engine::Packed;
+use crate::experiment::{Bound, Designs, Expect, Experiment, Figure, Jobs, Series, Unit};
+use crate::zs_free::{self, measure_frees};
 use uzram_bench::harness::Source;
 
 /// The designs: those that free at once, then with today's locks and deferred, and with the author's locks
 /// and deferred.
 const DESIGNS: [(&str, zs_free::Measure); 4] = [
-    (SPLIT, at_once::<Split>),
-    (PINNED, at_once::<Pinned>),
-    (PINNED_DEFERRED, deferred::<Pinned>),
-    (SPLIT_DEFERRED, deferred::<Split>),
+    (SPLIT, |memory, pages, plan| measure_frees::<Split>(memory, pages, plan, None)),
+    (PINNED, |memory, pages, plan| measure_frees::<Pinned>(memory, pages, plan, None)),
+    (PINNED_DEFERRED, |memory, pages, plan| {
+        measure_frees::<Pinned>(memory, pages, plan, Some(DEFERRED_LIMIT))
+    }),
+    (SPLIT_DEFERRED, |memory, pages, plan| measure_frees::<Split>(memory, pages, plan, Some(DEFERRED_LIMIT))),
 ];
-/// The index of the one after.
 const AFTER_AT: usize = 2;
 const SPLIT: &str = <Split>::NAME;
 const PINNED: &str = Pinned::NAME;
@@ -55,13 +44,13 @@ pub static SERIES: Series = Series {
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
-        Column::new("full_size_ms", "ms", 1.0, 2),
-        Column::new("full_size_back_ms", "back", 1.0, 1),
-        Column::new("cpu_ns_per_object", "cpu/obj", 1.0, 1),
-        Column::new("pool_locks_per_object", "pool", 1.0, 3),
-        Column::new("class_locks_per_object", "class", 1.0, 3),
-        Column::new("lists_hold_ns_per_object", "held", 1.0, 1),
-        Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
+        ("full_size_ms", "ms", 1.0, 2),
+        ("full_size_back_ms", "back", 1.0, 1),
+        ("cpu_ns_per_object", "cpu/obj", 1.0, 1),
+        ("pool_locks_per_object", "pool", 1.0, 3),
+        ("class_locks_per_object", "class", 1.0, 3),
+        ("lists_hold_ns_per_object", "held", 1.0, 1),
+        ("voluntary_switches_per_object", "sleeps", 1000.0, 2),
     ],
     legend,
     open,
@@ -91,12 +80,4 @@ fn legend() -> Vec<String> {
 fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     // Deferring takes a small part of the time of storing and freeing.
     zs_free::open_pools(corpus, designs, &DESIGNS, 0.02)
-}
-
-fn at_once<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
-    zs_free::measure_frees::<D>(memory, pages, plan, None)
-}
-
-fn deferred<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
-    zs_free::measure_frees::<D>(memory, pages, plan, Some(DEFERRED_LIMIT))
 }

@@ -1,21 +1,13 @@
-use std::sync::atomic::AtomicBool;
-
 use super::*;
 use crate::experiment::testing::{open_case, plan, value};
-use uzram_bench::harness::corpus::Kind;
-
-fn corpus() -> Source {
-    Source::Built(Kind::Mixed, 192)
-}
 
 /// A deferred free takes the same locks, later.
 #[test]
 fn deferring_a_free_saves_no_lock() {
-    let stop = AtomicBool::new(false);
-    let mut pools = open_case(&SERIES, &corpus(), zs_free::RUN_CACHE);
+    let mut pools = open_case(&SERIES, zs_free::RUN_CACHE);
     for (i, (design, _)) in DESIGNS.iter().enumerate() {
         for jobs in [1, 3] {
-            let sample = pools.measure(&plan(i, jobs, 60_000, &stop)).unwrap();
+            let sample = pools.measure(&plan(i, jobs, 60_000)).unwrap();
             let [pool, class] =
                 ["pool_locks_per_object", "class_locks_per_object"].map(|name| value(&sample, name));
             let name = format!("{design}, {jobs} jobs: {pool}, {class}");

@@ -1,17 +1,13 @@
-//! The table `zs-free`: pools whose frees look up the class under a lock of the pool and free pages under the
-//! class's lock, against those that do neither.
+//! The table `zs-free` (docs/lab/zs-free.md): pools whose frees look up the class under a lock of the pool
+//! and free pages under the class's lock, against those that do neither.
 //!
-//! The series is Wenchao Hao's "mm/zsmalloc: reduce lock contention in zs_free()" of 2026, whose third patch
-//! is Xueyuan Chen's. Its cover letter measures how long it takes to unmap 256 MiB that were swapped out to
-//! zram, for 1, 2 and 4 processes at once. Here threads store the corpus's pages, compressed in advance, in
-//! one pool, all at the same time, so that zspages hold objects of several threads; then each frees its
-//! objects, in the order of storing. Only freeing is timed. A job is a thread, which stores at most 256 MiB
-//! of pages at a time; more work is done in several passes.
+//! Threads store the corpus's pages, compressed in advance, in one pool, all at the same time, so that
+//! zspages hold objects of several threads; then each frees its objects, in the order of storing. Only
+//! freeing is timed. A job is a thread, which stores at most 256 MiB of pages at a time; more work is done
+//! in several passes.
 //!
-//! Two cases: with the arena's cache of free runs, as a device has it, and without, so that every emptied
-//! zspage takes the arena's lock. Every measurement has a fresh pool. It runs twice: the first run is timed;
-//! in the second, a quarter as long, the pool counts lock acquisitions and measures how long its lists are
-//! locked, which costs time.
+//! Every measurement has a fresh pool. It runs twice: the first run is timed; in the second, a quarter as
+//! long, the pool counts lock acquisitions and measures how long its lists are locked, which costs time.
 
 pub(crate) mod passes;
 
@@ -27,11 +23,11 @@ use uzram::zsmalloc::design::{
 };
 use uzram::zsmalloc::{LockCounts, huge_threshold};
 
-use crate::experiment::clock::{COUNTED_SHARE, Total, clocked, unclocked};
+use crate::experiment::clock::{COUNTED_SHARE, Total};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
+    Bound, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
 };
-use passes::{How, Memory, Passes};
+use passes::{Memory, Passes};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::Source;
 
@@ -50,7 +46,6 @@ const DESIGNS: [(&str, Measure); 6] = [
     (AFTER, measure::<ClassIndexed>),
     (Pinned::NAME, measure::<Pinned>),
 ];
-/// The index of the one after.
 const AFTER_AT: usize = 4;
 const BEFORE: &str = <Split>::NAME;
 const AFTER: &str = <ClassIndexed>::NAME;
@@ -75,14 +70,14 @@ pub static SERIES: Series = Series {
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
-        Column::new("full_size_ms", "ms", 1.0, 1),
-        Column::new("ns_per_object", "ns/obj", 1.0, 1),
-        Column::new("pool_locks_per_object", "pool", 1.0, 2),
-        Column::new("class_locks_per_object", "class", 1.0, 2),
-        Column::new("locked_frees_per_zspage", "arena", 1.0, 2),
-        Column::new("lists_hold_ns_per_object", "held", 1.0, 1),
-        Column::new("zspages_emptied_per_object", "empty", 1000.0, 1),
-        Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
+        ("full_size_ms", "ms", 1.0, 1),
+        ("ns_per_object", "ns/obj", 1.0, 1),
+        ("pool_locks_per_object", "pool", 1.0, 2),
+        ("class_locks_per_object", "class", 1.0, 2),
+        ("locked_frees_per_zspage", "arena", 1.0, 2),
+        ("lists_hold_ns_per_object", "held", 1.0, 1),
+        ("zspages_emptied_per_object", "empty", 1000.0, 1),
+        ("voluntary_switches_per_object", "sleeps", 1000.0, 2),
     ],
     legend,
     open,
@@ -152,7 +147,6 @@ pub(crate) fn open_pools(
     Ok(Box::new(Pools { pages, designs, clocked_share, run_cache_batch_pages, memory: None }))
 }
 
-/// The objects of each measurement's pool, and their memory.
 struct Pools {
     pages: Packed,
     designs: Vec<Measure>,
@@ -195,12 +189,10 @@ pub(crate) fn measure_frees<D: PoolLocks>(
     plan: &Plan<'_>,
     deferred: Option<u64>,
 ) -> Result<Sample> {
-    let timed = How { count_locks: false, run_work: clocked, deferred };
-    let freed = passes::run::<D>(memory, pages, plan, &timed)?;
+    let freed = passes::run::<D>(memory, pages, plan, false, deferred)?;
     // The counts need only one pass.
     let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);
-    let counting = How { count_locks: true, run_work: unclocked, deferred };
-    let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, &counting)?;
+    let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, true, deferred)?;
     Ok(sample(plan.jobs, &freed, &counted.counts))
 }
 

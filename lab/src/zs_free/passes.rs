@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use uzram::mem::Arena;
 use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::deferred::DeferredFrees;
-use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
+use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolLocks};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::experiment::clock::{Done, RunWork};
+use crate::experiment::clock::{Done, RunWork, clocked, unclocked};
 use crate::experiment::{Plan, kept_arena};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::{Gate, joined, run_together};
@@ -25,18 +25,7 @@ const CHECKED: usize = 61;
 /// How often the end of deferred frees is looked for.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// How objects are freed, and what is measured.
-#[derive(Clone, Copy)]
-pub(crate) struct How {
-    /// Whether the pool counts lock operations.
-    pub(crate) count_locks: bool,
-    /// Runs the frees of a thread.
-    pub(crate) run_work: RunWork,
-    /// If frees are deferred: how many may wait. A thread beside the jobs frees them then.
-    pub(crate) deferred: Option<u64>,
-}
-
-/// The result of a run.
+#[derive(Default)]
 pub(crate) struct Passes {
     /// The frees of each thread, pass by pass.
     pub(crate) ended: Vec<Vec<Done>>,
@@ -74,32 +63,26 @@ pub(crate) fn most_objects(jobs: usize) -> u64 {
     FULL_SIZE_PAGES.min(MOST_PAGES / jobs as u64)
 }
 
-/// Stores and frees `plan.work` objects or a few more, the same number by each thread.
-///
-/// # Errors
-/// `NoMemory` if there is too little, `Corrupt` if the pool does not contain what was stored, or objects are
-/// left in it.
+/// Stores and frees `plan.work` objects or a few more, the same number by each thread; the pool counts lock
+/// operations, or the frees are timed. If frees are deferred, so many may wait, and a thread beside the jobs
+/// frees them.
 pub(crate) fn run<D: PoolLocks>(
     memory: &Memory,
     pages: &Packed,
     plan: &Plan<'_>,
-    how: &How,
+    counts: bool,
+    deferred: Option<u64>,
 ) -> Result<Passes> {
+    let run_work: RunWork = if counts { unclocked } else { clocked };
     let objects_each = plan.work.div_ceil(plan.jobs as u64);
     let passes = objects_each.div_ceil(most_objects(plan.jobs)).max(1);
     let objects_each = objects_each.div_ceil(passes);
     // Handles that CPUs cache count, too.
     const SPARE_OBJECTS: u64 = 1 << 16;
     let objects = objects_each * plan.jobs as u64 + SPARE_OBJECTS;
-    let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(how.count_locks);
+    let builder = Pool::builder("zs-free").max_objects(objects).count_locks(counts);
     let pool: Pool<D> = builder.build_in(Arc::clone(&memory.arena))?;
-    let mut done = Passes {
-        ended: Vec::new(),
-        freers: Vec::new(),
-        back: Duration::ZERO,
-        counts: LockCounts::default(),
-        equal_classes: 0.0,
-    };
+    let mut done = Passes::default();
     for pass in 0..passes {
         if plan.stop.load(Ordering::Relaxed) {
             break;
@@ -108,13 +91,14 @@ pub(crate) fn run<D: PoolLocks>(
         let handles = fill(&pool, pages, plan.jobs, objects_each as usize, shift)?;
         done.equal_classes = equal_classes(&pool);
         let before = pool.lock_counts();
-        let emptied = match how.deferred {
-            None => empty(&pool, handles, how.run_work)?,
-            Some(limit) => empty_deferred(&pool, handles, how.run_work, limit)?,
+        let (jobs, freer, back) = match deferred {
+            None => empty(&pool, handles, run_work)?,
+            Some(limit) => empty_deferred(&pool, handles, run_work, limit)?,
         };
-        done.ended.push(emptied.jobs);
-        done.freers.extend(emptied.freer);
-        done.back += emptied.back;
+        let start = jobs.iter().map(|done| done.span.start).min();
+        done.back += start.zip(back).map_or(Duration::ZERO, |(start, back)| back - start);
+        done.ended.push(jobs);
+        done.freers.extend(freer);
         done.counts += pool.lock_counts().since(&before);
         if pool.pages_used() > 0 {
             let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
@@ -159,28 +143,14 @@ fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
     if all > 0.0 { all * all / squares } else { 0.0 }
 }
 
-struct Emptied {
-    jobs: Vec<Done>,
-    freer: Option<Done>,
-    back: Duration,
-}
-
-impl Emptied {
-    fn new(jobs: Vec<Done>, freer: Option<Done>, back: Instant) -> Emptied {
-        let start = jobs.iter().map(|done| done.span.start).min();
-        Emptied {
-            back: start.map_or(Duration::ZERO, |start| back.saturating_duration_since(start)),
-            jobs,
-            freer,
-        }
-    }
-}
+/// The frees of each thread, those of the thread that frees what is deferred, and when all memory was back.
+type Emptied = (Vec<Done>, Option<Done>, Option<Instant>);
 
 /// Empties a pool that frees at once: memory is back when the last thread has freed its last object.
 fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Emptied> {
     let jobs = free_all(handles, run_work, &|handle| pool.free(handle))?;
     let back = jobs.iter().map(|done| done.span.end).max();
-    Ok(Emptied::new(jobs, None, back.unwrap_or_else(Instant::now)))
+    Ok((jobs, None, back))
 }
 
 /// Empties a pool that defers frees, with a thread that frees.
@@ -212,7 +182,7 @@ fn empty_deferred<D: PoolLocks>(
         is_done.store(true, Ordering::Relaxed);
         freer.thread().unpark();
         let freer = joined(freer)?;
-        Ok(Emptied::new(jobs?, Some(freer), back))
+        Ok((jobs?, Some(freer), Some(back)))
     })
 }
 

@@ -1,27 +1,15 @@
-use std::sync::atomic::AtomicBool;
-
 use super::*;
 use crate::experiment::clock::Done;
-use crate::experiment::testing::{open_case, plan, value};
-use uzram_bench::harness::corpus::Kind;
-
-fn corpus() -> Source {
-    Source::Built(Kind::Mixed, 192)
-}
-
-fn open(case: &str) -> Box<dyn Experiment> {
-    open_case(&SERIES, &corpus(), case)
-}
+use crate::experiment::testing::{corpus, open_case, plan, value};
 
 /// The locks that a free takes are deterministic.
 #[test]
 fn each_step_takes_its_locks_away() {
-    let stop = AtomicBool::new(false);
     for case in SERIES.case_names() {
-        let mut pools = open(case);
+        let mut pools = open_case(&SERIES, case);
         for (i, (design, _)) in DESIGNS.iter().enumerate() {
             for jobs in [1, 3] {
-                let sample = pools.measure(&plan(i, jobs, 3000, &stop)).unwrap();
+                let sample = pools.measure(&plan(i, jobs, 3000)).unwrap();
                 let value = |name: &str| value(&sample, name);
                 let (pool, arena) = match *design {
                     "split" | "class-in-word" => (1.0, 1.0),
@@ -46,7 +34,6 @@ fn each_step_takes_its_locks_away() {
 /// Work beyond what threads store at a time is done in passes, all of it.
 #[test]
 fn much_work_is_done_in_passes() {
-    let stop = AtomicBool::new(false);
     let pages = Packed::new(&Algorithm::default(), 2000, &corpus().load().unwrap()).unwrap();
     let jobs = 256;
     let most = passes::most_objects(jobs);
@@ -55,9 +42,8 @@ fn much_work_is_done_in_passes() {
     );
     let objects = 2 * passes::FULL_SIZE_PAGES;
     let memory = Memory::new(DEFAULT_RUN_CACHE_BATCH_PAGES, objects, pages.mean_bytes()).unwrap();
-    let plan = plan(0, 2, objects + 2, &stop);
-    let how = How { count_locks: true, run_work: unclocked, deferred: None };
-    let free = || passes::run::<Pinned>(&memory, &pages, &plan, &how).unwrap();
+    let plan = plan(0, 2, objects + 2);
+    let free = || passes::run::<Pinned>(&memory, &pages, &plan, true, None).unwrap();
     let freed = free();
     let half = objects / 4 + 1;
     let units = |pass: &Vec<Done>| pass.iter().map(|done| done.units).collect();
@@ -76,5 +62,5 @@ fn much_work_is_done_in_passes() {
 
 #[test]
 fn what_is_no_case_is_refused() {
-    assert!(open("run-cache").begin("frozen").unwrap_err().to_string().contains("frozen"));
+    assert!(open_case(&SERIES, "run-cache").begin("frozen").unwrap_err().to_string().contains("frozen"));
 }

@@ -14,29 +14,25 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::{AFTER, BEFORE, PUBLISHED_THREADS};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
+    Bound, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
 };
 use uzram_bench::block::disk::{Attached, Mounted};
-use uzram_bench::block::file_system::{self, FsMark, SMALL_FILE_BYTES};
+use uzram_bench::block::file_system::{self, SMALL_FILE_BYTES, fs_mark};
 use uzram_bench::block::{check_disk, check_kernel};
 use uzram_bench::engine::KernelZram;
 use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::process::runtime_dir;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source, unsupported};
 
-/// The side of the kernel's own zram.
 const KERNEL: &str = "kernel-zram";
-/// The algorithm of all sides.
 const ALGORITHM: &str = "lz4";
 /// The file systems, each a case.
 const FILE_SYSTEMS: [&str; 2] = ["ext4", "btrfs"];
-/// The size of the disk on which `fs_mark` runs.
 const DISK_BYTES: u64 = 640 << 20;
 /// The share of the disk that its files fill: btrfs keeps its metadata twice, and found no room for 80 % now
 /// and then.
 const FULL: f64 = 0.7;
 const THREADS: [usize; 1] = [PUBLISHED_THREADS];
-/// About how many seconds a measurement with `fs_mark` takes.
 const FS_MARK_S: f64 = 1.5;
 /// The largest distance of the speed's interval from 1.
 const WANTED: f64 = 0.03;
@@ -50,7 +46,7 @@ pub static SERIES: Series = Series {
     slow_cases: &[FILE_SYSTEMS[1]],
     unit: Unit::Page,
     designs,
-    columns: &[Column::new("elapsed_s", "elapsed", 1.0, 2), Column::new("files_per_s", "files/s", 1.0, 0)],
+    columns: &[("elapsed_s", "elapsed", 1.0, 2), ("files_per_s", "files/s", 1.0, 0)],
     legend,
     length: Length::Fixed { seconds: |_, _| FS_MARK_S, is_of_corpus: false },
     open,
@@ -96,7 +92,6 @@ fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     Ok(Box::new(disks))
 }
 
-/// A disk for each design.
 struct Disks {
     program: PathBuf,
     designs: Vec<String>,
@@ -133,7 +128,6 @@ impl Disk {
 }
 
 impl Disks {
-    /// Makes a file system on a disk and mounts it in a folder.
     fn mount(&self, design: usize) -> Result<Mounted> {
         let dir = self.dir.path().join(format!("mnt-{design}"));
         match fs::create_dir(&dir) {
@@ -150,9 +144,6 @@ impl Disks {
 
 impl Experiment for Disks {
     /// Attaches empty disks that can have the case's file system.
-    ///
-    /// # Errors
-    /// `Unsupported` says what is missing.
     fn begin(&mut self, case: &str) -> Result<()> {
         let file_system = FILE_SYSTEMS.into_iter().find(|name| *name == case);
         self.file_system = file_system.ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
@@ -176,8 +167,8 @@ impl Experiment for Disks {
         let threads = plan.jobs as u32;
         let files_per_thread = (files as u32).max(1).div_ceil(threads);
         let mounted = self.mount(plan.design)?;
-        let fs_mark = FsMark { threads, folders: 1, files_per_thread };
-        let files_per_s = fs_mark.run(mounted.dir(), self.dir.path())?;
+        let log_dir = self.dir.path();
+        let files_per_s = fs_mark(mounted.dir(), log_dir, 1, threads, files_per_thread, plan.stop)?;
         mounted.unmount()?;
         let made = f64::from(threads) * f64::from(files_per_thread);
         let elapsed = Duration::from_secs_f64(made / files_per_s);

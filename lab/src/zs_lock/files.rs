@@ -66,7 +66,6 @@ impl Files {
     }
 }
 
-/// A thread's part of a disk.
 struct DiskPart<'a> {
     disk: &'a OpenDevice,
     corpus: &'a Corpus,

@@ -1,12 +1,8 @@
-//! The table `zs-lock`: a pool with a lock for each size class and one to look up objects, against a single
-//! lock.
+//! The table `zs-lock` (docs/lab/zs-lock.md): a pool with a lock for each size class and one to look up
+//! objects, against a single lock.
 //!
-//! The series is Nhat Pham's "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks" of 2022,
-//! whose cover letter shows with fs_mark that it costs next to nothing: 32 threads write files of 100 000
-//! bytes to btrfs or ext4 on zram, which is 80 % full. Here threads keep files of as many pages on a
-//! [device](uzram::device) for each design, each in its own part of the disk, which stays 80 % full: for each
-//! file written, one is read and one deleted. Pages are compressed with lz4, so the pool's share of the work
-//! is realistic. A job is a thread; work is counted in pages written.
+//! Threads keep files on a [device](uzram::device) for each design, each in its own part of the disk, which
+//! stays 80 % full. A job is a thread; work is counted in pages written.
 
 pub mod disk;
 mod files;
@@ -18,9 +14,7 @@ use uzram::Result;
 use uzram::zsmalloc::PoolDesign;
 
 use crate::experiment::clock::Total;
-use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
-};
+use crate::experiment::{Bound, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit};
 use files::{FILE_PAGES, Files};
 use uzram_bench::engine::UzramDevice;
 use uzram_bench::harness::Source;
@@ -46,12 +40,12 @@ pub static SERIES: Series = Series {
     unit: Unit::Page,
     designs,
     columns: &[
-        Column::new("files_per_s", "files/s", 1.0, 0),
-        Column::new("elapsed_s", "elapsed", 1.0, 3),
-        Column::new("user_s", "user", 1.0, 3),
-        Column::new("system_s", "system", 1.0, 3),
-        Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
-        Column::new("involuntary_switches_per_page", "preempt", 1000.0, 2),
+        ("files_per_s", "files/s", 1.0, 0),
+        ("elapsed_s", "elapsed", 1.0, 3),
+        ("user_s", "user", 1.0, 3),
+        ("system_s", "system", 1.0, 3),
+        ("voluntary_switches_per_page", "sleeps", 1000.0, 2),
+        ("involuntary_switches_per_page", "preempt", 1000.0, 2),
     ],
     legend,
     open,
@@ -88,11 +82,8 @@ fn legend() -> Vec<String> {
 fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let corpus = corpus.load()?;
     let disk = |design: &String| {
-        let attributes = [("pool_design", design.clone())];
-        Ok(Disk {
-            device: UzramDevice::with_attributes(&attributes, files::DISK_BYTES)?,
-            files: Files::default(),
-        })
+        let device = UzramDevice::with_attributes(&[("pool_design", design.clone())], files::DISK_BYTES)?;
+        Ok((device, Files::default()))
     };
     let disks = designs.iter().map(disk).collect::<Result<_>>()?;
     Ok(Box::new(Disks { corpus, disks }))
@@ -100,31 +91,21 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
 
 struct Disks {
     corpus: Corpus,
-    disks: Vec<Disk>,
-}
-
-struct Disk {
-    device: UzramDevice,
-    files: Files,
+    disks: Vec<(UzramDevice, Files)>,
 }
 
 impl Experiment for Disks {
     fn begin(&mut self, _: &str) -> Result<()> {
-        self.disks.iter_mut().try_for_each(|disk| disk.files.fill(disk.device.disk(), &self.corpus))
+        self.disks.iter_mut().try_for_each(|(device, files)| files.fill(&device.open, &self.corpus))
     }
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
-        let Disk { device, files } = &mut self.disks[plan.design];
-        let ended = files.use_by_threads(device.disk(), &self.corpus, plan)?;
+        let (device, files) = &mut self.disks[plan.design];
+        let ended = files.use_by_threads(&device.open, &self.corpus, plan)?;
         let total = Total::of(&ended);
-        let Total { elapsed, usage, units: pages } = total;
-        let values = vec![
-            ("files_per_s", pages as f64 / FILE_PAGES as f64 / elapsed.as_secs_f64()),
-            ("user_s", usage.user.as_secs_f64()),
-            ("system_s", usage.system.as_secs_f64()),
-            ("voluntary_switches_per_page", total.per_unit(usage.voluntary_switches as f64)),
-            ("involuntary_switches_per_page", total.per_unit(usage.involuntary_switches as f64)),
-        ];
-        Ok(Sample { elapsed, values })
+        let mut values = total.values(Unit::Page.costs());
+        let files = total.units as f64 / FILE_PAGES as f64;
+        values.push(("files_per_s", files / total.elapsed.as_secs_f64()));
+        Ok(Sample { elapsed: total.elapsed, values })
     }
 }

@@ -203,44 +203,28 @@ fn memory_is_paged_out_and_unmapped() {
     }
 }
 
-/// Prints why cases or designs could not be measured here.
-fn print_what_was_left_out(text: &str) {
-    let left_out = text.lines().filter(|line| line.contains(" left out: "));
-    left_out.for_each(|line| println!("skipped: {line}"));
-}
-
-/// Runs a table that takes other programs and root; returns its text and its rows, unless it cannot be
+/// Runs cases of a table that takes other programs and root, and checks a speed of each case that can be
 /// measured here.
-fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>)> {
+fn measures_with_programs(table: &str, cases: &[&str], side: &str, (speed, least): (&str, f64)) {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, file) = (corpus(dir.path()), dir.path().join("rows.json"));
-    let mut command = lab(&[&["run"], args].concat());
-    command.args(["--rounds", &rounds.to_string(), "--json"]).arg(&file).arg("--corpus").arg(&corpus);
-    let ended = collect_within(start(&mut command), 4 * PATIENCE);
+    let mut command = lab(&["run", table, "--case", &cases.join(","), "--jobs", "2", "--rounds", "1"]);
+    let ended =
+        collect_within(start(command.arg("--json").arg(&file).arg("--corpus").arg(&corpus)), 4 * PATIENCE);
     let lacks = ["root's", "there is no /dev", "is missing"];
     if ended.status.code() == Some(1) && lacks.iter().any(|lack| ended.stderr.contains(lack)) {
         println!("skipped: {}", ended.stderr.trim());
-        return None;
+        return;
     }
     let text = ended.ok();
-    print_what_was_left_out(&text);
+    let left_out = text.lines().filter(|line| line.contains(" left out: "));
+    left_out.for_each(|line| println!("skipped: {line}"));
     let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    let rows = json["rows"].as_array().unwrap().clone();
-    for row in &rows {
-        for side in ["before", "after"] {
-            let elapsed = measured(&row[side]["values"]["elapsed_s"], rounds);
-            assert!(elapsed.iter().all(|seconds| *seconds > 0.0), "{row}");
-        }
+    let rows = json["rows"].as_array().unwrap();
+    for side in ["before", "after"] {
+        let elapsed = rows.iter().map(|row| measured(&row[side]["values"]["elapsed_s"], 1)[0]);
+        assert!(elapsed.into_iter().all(|seconds| seconds > 0.0), "{json}");
     }
-    Some((text, rows))
-}
-
-/// Runs cases of a table that takes other programs, and checks a speed of each case that can be measured
-/// here.
-fn measures_with_programs(table: &str, cases: &[&str], side: &str, (speed, least): (&str, f64)) {
-    let Some((text, rows)) = run_with_programs(&[table, "--case", &cases.join(","), "--jobs", "2"], 1) else {
-        return;
-    };
     for case in cases {
         let of_case: Vec<_> = rows.iter().filter(|row| row["case"] == *case).collect();
         assert!(!of_case.is_empty() || text.contains(&format!("{case} left out: ")), "{case}: {text}");

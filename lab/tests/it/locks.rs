@@ -91,7 +91,6 @@ mod with_statistics {
         }
     }
 
-    /// Every case of every table is recorded.
     #[test]
     fn every_case_is_recorded() {
         let dir = tempfile::tempdir().unwrap();

@@ -12,7 +12,6 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns the command `uzram-lab args`.
 fn lab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
     command.args(args);

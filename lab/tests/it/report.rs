@@ -58,47 +58,34 @@ fn every_table_in_smoke_size() {
     assert!(page.contains(command), "{page}");
 }
 
-/// A screen, and what the reader prefers.
-struct Screen {
-    width: u32,
-    height: u32,
-    is_dark: bool,
-}
+/// The widths and heights of screens, and whether the reader prefers dark ones.
+const SCREENS: [(u32, u32, bool); 2] = [(390, 844, false), (1280, 800, true)];
 
-impl Screen {
-    const ALL: [Screen; 2] = [
-        Screen { width: 390, height: 844, is_dark: false },
-        Screen { width: 1280, height: 800, is_dark: true },
-    ];
-
-    /// Opens a page in a browser; returns what that prints, and its log.
-    fn open(&self, page: &Path, dir: &Path, args: &[String]) -> (String, String) {
-        let (printed, log) = (dir.join("printed"), dir.join("log"));
-        let Screen { width, height, is_dark } = self;
-        let mut command = Command::new("chromium");
-        command
-            .args([
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--no-first-run",
-            ])
-            .args(["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"])
-            .args(["--enable-logging=stderr", "--log-level=0"])
-            .arg(format!("--user-data-dir={}", dir.join("profile").display()))
-            .arg(format!("--window-size={width},{height}"))
-            .arg(format!("--blink-settings=preferredColorScheme={}", if *is_dark { 0 } else { 1 }))
-            .args(args)
-            .arg(format!("file://{}", page.display()))
-            .stdin(Stdio::null())
-            .stdout(File::create(&printed).unwrap())
-            .stderr(File::create(&log).unwrap());
-        let status = wait(&mut command.spawn().unwrap(), PATIENCE);
-        let log = fs::read_to_string(&log).unwrap();
-        assert!(status.success(), "{log}");
-        (fs::read_to_string(&printed).unwrap(), log)
-    }
+/// Opens a page in a browser; returns what that prints, and its log.
+fn open(
+    (width, height, is_dark): (u32, u32, bool),
+    page: &Path,
+    dir: &Path,
+    args: &[String],
+) -> (String, String) {
+    let (printed, log) = (dir.join("printed"), dir.join("log"));
+    let mut command = Command::new("chromium");
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"])
+        .args(["--enable-logging=stderr", "--log-level=0"])
+        .arg(format!("--user-data-dir={}", dir.join("profile").display()))
+        .arg(format!("--window-size={width},{height}"))
+        .arg(format!("--blink-settings=preferredColorScheme={}", if is_dark { 0 } else { 1 }))
+        .args(args)
+        .arg(format!("file://{}", page.display()))
+        .stdin(Stdio::null())
+        .stdout(File::create(&printed).unwrap())
+        .stderr(File::create(&log).unwrap());
+    let status = wait(&mut command.spawn().unwrap(), PATIENCE);
+    let log = fs::read_to_string(&log).unwrap();
+    assert!(status.success(), "{log}");
+    (fs::read_to_string(&printed).unwrap(), log)
 }
 
 /// A script that is added to a copy of the page tells whether that is as wide as its frame, and its
@@ -111,8 +98,7 @@ window.parent.postMessage([root.scrollWidth, window.innerWidth, background].join
 
 /// Writes a page with the copy in a frame as wide as the screen: browsers' windows are not as narrow as a
 /// phone.
-fn frame(screen: &Screen, path: &Path) {
-    let Screen { width, height, .. } = screen;
+fn frame((width, height, _): (u32, u32, bool), path: &Path) {
     let html = format!(
         "<!DOCTYPE html><meta name='color-scheme' content='light dark'><title>none</title>
 <script>window.onmessage = (event) => {{ document.title = event.data; }};</script>
@@ -133,22 +119,22 @@ fn a_browser_shows_the_page() {
     let [page, copy, framed] = ["report.html", "copy.html", "framed.html"].map(|name| dir.join(name));
     let text = fs::read_to_string(&page).unwrap();
     fs::write(&copy, text.replace("</body>", FINDINGS)).unwrap();
-    let (dump, log) = Screen::ALL[0].open(&page, dir, &["--dump-dom".to_owned()]);
+    let (dump, log) = open(SCREENS[0], &page, dir, &["--dump-dom".to_owned()]);
     // That is how it logs what pages do wrong.
     assert!(!log.contains("CONSOLE"), "{log}");
     for said in ["Wins and losses", "id=\"lru-batch\"", "id=\"zs-free\"", "</footer>"] {
         assert!(dump.contains(said), "{said}: {dump}");
     }
-    for screen in Screen::ALL {
-        frame(&screen, &framed);
+    for screen in SCREENS {
+        frame(screen, &framed);
         let budget = "--virtual-time-budget=5000".to_owned();
-        let (dump, _) = screen.open(&framed, dir, &["--dump-dom".to_owned(), budget]);
+        let (dump, _) = open(screen, &framed, dir, &["--dump-dom".to_owned(), budget]);
         let title = dump.split_once("<title>").unwrap().1.split_once("</title>").unwrap().0;
         let found: Vec<&str> = title.split(" | ").collect();
-        let width = screen.width.to_string();
+        let width = screen.0.to_string();
         assert_eq!(found[..2], [&width, &width], "the page is as wide as the screen: {dump}");
         let background = found[2].trim_matches(|char: char| !char.is_ascii_digit());
         let light: u32 = background.split(", ").map(|part| part.parse::<u32>().unwrap()).sum();
-        assert_eq!(light < 200, screen.is_dark, "{title}");
+        assert_eq!(light < 200, screen.2, "{title}");
     }
 }

@@ -9,27 +9,31 @@ mod zipf;
 
 use uzram::Result;
 
+use crate::engine::zipf::PAGES_PER_LIMIT;
 use crate::harness::{Options, Report, unsupported};
 use overwrites::LIVE_PERCENT;
-use scratch::{Scratch, Sizes};
+use scratch::Scratch;
 
 /// Measures all of it. Same-filled pages are left out.
 pub fn run(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?.without_same_filled()?;
-    let sizes = Sizes::of(options);
+    let mib = |normal: u64, small: u64| options.amount(normal, small) << 20;
+    let (written_bytes, overwritten_bytes, limit_bytes) = (mib(512, 4), mib(128, 4), mib(64, 2));
+    // For a data set that does not compress, and for some dead data.
+    let zipf_file_bytes = limit_bytes * PAGES_PER_LIMIT / 4 * 5;
     let scratch = || {
         options.go_on()?;
         Scratch::new(&options.dir, &corpus, &options.algorithm)
     };
     // Of the largest files, of which there are those of one part at a time.
-    let most_bytes = sizes.written_bytes.max(sizes.overwritten_bytes).max(2 * sizes.zipf_file_bytes());
+    let most_bytes = written_bytes.max(overwritten_bytes).max(2 * zipf_file_bytes);
     let try_room = |scratch: Scratch<'_>| scratch.file("room", most_bytes).map(drop);
     scratch().and_then(try_room).map_err(|error| unsupported(error.to_string()))?;
     let mut report = Report::default();
     // Each is a separate statement, at whose end its files are removed, before those of the next are made.
-    written::measure(options, sizes.written_bytes, &scratch()?, &mut report)?;
-    overwrites::measure(options, sizes.overwritten_bytes, LIVE_PERCENT, &scratch()?, &mut report)?;
-    zipf::measure(options, &sizes, &scratch()?, &mut report)?;
+    written::measure(options, written_bytes, &scratch()?, &mut report)?;
+    overwrites::measure(options, overwritten_bytes, LIVE_PERCENT, &scratch()?, &mut report)?;
+    zipf::measure(options, [limit_bytes, zipf_file_bytes], &scratch()?, &mut report)?;
     Ok(report)
 }
 
@@ -57,8 +61,7 @@ mod tests {
         // A file that is less full, in the test alone.
         let corpus = options.load_corpus().unwrap().without_same_filled().unwrap();
         let scratch = Scratch::new(dir.path(), &corpus, &options.algorithm).unwrap();
-        let file_bytes = Sizes::of(&options).overwritten_bytes;
-        overwrites::measure(&options, file_bytes, 70, &scratch, &mut report).unwrap();
+        overwrites::measure(&options, 4 << 20, 70, &scratch, &mut report).unwrap();
         let of = |table: &str, row: &str, column| report.get(table, row, column).unwrap();
         let written = |column| of("writeback", "all pages", column);
         assert!(written("compressed MiB") < written("written MiB"), "{report}");

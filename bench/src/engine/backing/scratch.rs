@@ -13,35 +13,12 @@ use uzram::units::PageNo;
 use uzram::zsmalloc::huge_threshold;
 
 use crate::engine::packed::Packed;
-use crate::engine::zipf::PAGES_PER_LIMIT;
 use crate::harness::corpus::{AlignedPage, Corpus};
 use crate::harness::process::temporary;
-use crate::harness::{Options, read_back};
+use crate::harness::read_back;
 
 /// Pages that are read when contents are checked.
 const CHECKED_PAGES: usize = 4096;
-
-/// The sizes that are measured.
-pub(super) struct Sizes {
-    /// Pages that are written back all at once, and their file.
-    pub(super) written_bytes: u64,
-    /// The file on which random pages are overwritten.
-    pub(super) overwritten_bytes: u64,
-    /// The memory limit of the data set under Zipf access, which is four times as large before compression.
-    pub(super) limit_bytes: u64,
-}
-
-impl Sizes {
-    pub(super) fn of(options: &Options) -> Sizes {
-        let mib = |normal: u64, small: u64| options.amount(normal, small) << 20;
-        Sizes { written_bytes: mib(512, 4), overwritten_bytes: mib(128, 4), limit_bytes: mib(64, 2) }
-    }
-
-    /// Returns room for a data set that does not compress, and for some dead data.
-    pub(super) fn zipf_file_bytes(&self) -> u64 {
-        self.limit_bytes * PAGES_PER_LIMIT / 4 * 5
-    }
-}
 
 /// The folder, and the common parts of the stores in it.
 pub(super) struct Scratch<'a> {
@@ -114,7 +91,6 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// Returns the compressed size of its pages in memory.
     pub(super) fn compressed_bytes(&self) -> u64 {
         self.store.stats().compr_data_bytes
     }
@@ -136,7 +112,6 @@ impl Pages<'_> {
         (0..self.page_count() as u32).try_for_each(|page| self.write(page, page))
     }
 
-    /// Returns all pages in a random order.
     pub(super) fn shuffled(&self, seed: u64) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.page_count() as u32).collect();
         fastrand::Rng::with_seed(seed).shuffle(&mut order);

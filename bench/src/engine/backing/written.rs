@@ -16,13 +16,11 @@ use crate::harness::report::{each, mib, quotient};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED};
 
-/// The name of the file.
 const NAME: &str = "written";
 /// Writes that fio has in flight, as many as a store by default.
 const WRITES_IN_FLIGHT: u64 = 4;
 /// The lowest speed of fio for which the benchmark waits.
 const SLOWEST_BYTES_PER_S: u64 = 2 << 20;
-/// Pages that are read back in random order.
 const READ_BACK_PAGES: usize = 4096;
 
 struct Round {

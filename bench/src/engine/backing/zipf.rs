@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uzram::Result;
 use uzram::units::{page_of, pages_to_bytes};
 
-use super::scratch::{Pages, Scratch, Sizes};
+use super::scratch::{Pages, Scratch};
 use crate::engine::compare::ROUNDS;
 use crate::engine::zipf::{Access, PAGES_PER_LIMIT, WARM_UP_PER_PAGE, accesses};
 use crate::harness::report::{each, mib};
@@ -33,25 +33,7 @@ struct Slice {
     elapsed: Duration,
 }
 
-impl Slice {
-    fn per_s(&self) -> f64 {
-        self.accesses as f64 / self.elapsed.as_secs_f64()
-    }
-
-    fn device_reads_per_s(&self) -> f64 {
-        self.device_reads as f64 / self.elapsed.as_secs_f64()
-    }
-
-    fn miss_share(&self) -> f64 {
-        self.device_reads as f64 / self.accesses as f64
-    }
-}
-
-impl<'a> Accessed<'a> {
-    fn new(pages: Pages<'a>, accesses: &'a [Access]) -> Self {
-        Accessed { pages, accesses, done: 0 }
-    }
-
+impl Accessed<'_> {
     fn next(&mut self) -> Result<()> {
         let Access { page, written } = self.accesses[self.done % self.accesses.len()];
         self.done += 1;
@@ -77,26 +59,27 @@ impl<'a> Accessed<'a> {
 
 pub(super) fn measure(
     options: &Options,
-    sizes: &Sizes,
+    [limit_bytes, file_bytes]: [u64; 2],
     scratch: &Scratch<'_>,
     report: &mut Report,
 ) -> Result<()> {
     const TABLE: &str = "Zipf access to 4 x the limit";
-    let limit_pages = page_of(sizes.limit_bytes);
+    let limit_pages = page_of(limit_bytes);
     let page_count = (PAGES_PER_LIMIT * limit_pages) as usize;
-    let store = |name: &str| scratch.store(page_count, Some(scratch.file(name, sizes.zipf_file_bytes())?));
+    let store = |name: &str| scratch.store(page_count, Some(scratch.file(name, file_bytes)?));
     let accesses = accesses(page_count, SEED);
-    let mut memory = Accessed::new(scratch.store(page_count, None)?, &accesses);
+    let start = |pages, accesses| Accessed { pages, accesses, done: 0 };
+    let mut memory = start(scratch.store(page_count, None)?, &accesses);
     memory.pages.fill()?;
     let compressed_bytes = memory.pages.compressed_bytes();
     options.go_on()?;
     let backing = store("backing")?;
     let each_once = backing.shuffled(SEED).into_iter().map(|page| Access { page, written: None });
     let each_once: Vec<_> = each_once.collect();
-    let mut backing = Accessed::new(backing, &each_once);
+    let mut backing = start(backing, &each_once);
     backing.pages.fill()?;
     options.go_on()?;
-    let mut limited = Accessed::new(store("limited")?, &accesses);
+    let mut limited = start(store("limited")?, &accesses);
     limited.pages.limit(limit_pages)?;
     limited.pages.fill()?;
     for _ in 0..WARM_UP_PER_PAGE {
@@ -115,8 +98,10 @@ pub(super) fn measure(
     })?;
     [&mut memory, &mut backing, &mut limited].into_iter().try_for_each(|accessed| accessed.pages.check())?;
     let of = |which: usize, figure: fn(&Slice) -> f64| each(&slices[which], figure);
-    let (in_memory, from_file) = (of(0, Slice::per_s), of(1, Slice::device_reads_per_s));
-    let (with_limit, misses) = (of(2, Slice::per_s), of(2, Slice::miss_share));
+    let per_s = |slice: &Slice| slice.accesses as f64 / slice.elapsed.as_secs_f64();
+    let (in_memory, with_limit) = (of(0, per_s), of(2, per_s));
+    let from_file = of(1, |slice| slice.device_reads as f64 / slice.elapsed.as_secs_f64());
+    let misses = of(2, |slice| slice.device_reads as f64 / slice.accesses as f64);
     let computed: Vec<f64> = (0..misses.len())
         .map(|round| 1.0 / ((1.0 - misses[round]) / in_memory[round] + misses[round] / from_file[round]))
         .collect();
@@ -130,7 +115,7 @@ pub(super) fn measure(
          the file)",
         mib(pages_to_bytes(page_count as u64)),
         mib(compressed_bytes),
-        mib(sizes.limit_bytes)
+        mib(limit_bytes)
     ));
     Ok(())
 }

@@ -1,10 +1,9 @@
-//! Text and binary pages: the contents of files, one after another.
+//! Text and binary pages: the contents of files, one after another; on machines that have none, seeded
+//! sentences of words with a natural skew.
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-
-use super::generated;
 
 /// The most bytes taken of one file, so that no large file dominates the corpus.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -43,7 +42,7 @@ fn finish(mut out: Vec<u8>, roots: &[&str], wanted: fn(&Path) -> bool, len_bytes
         fill(&mut out, Path::new(root), wanted, len_bytes);
     }
     if out.is_empty() {
-        return generated::text(len_bytes);
+        return generated(len_bytes);
     }
     while out.len() < len_bytes {
         out.extend_from_within(..out.len().min(len_bytes - out.len()));
@@ -91,4 +90,27 @@ fn is_text(path: &Path) -> bool {
 fn is_elf(path: &Path) -> bool {
     let mut magic = [0; 4];
     File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"\x7fELF"
+}
+
+/// Returns `len_bytes` of generated text, always the same.
+pub(super) fn generated(len_bytes: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(3);
+    let words = words(&mut rng, 5000);
+    let mut out = Vec::with_capacity(len_bytes + 64);
+    while out.len() < len_bytes {
+        // The product of two uniform numbers favours the first words, as languages do.
+        let pick = (rng.f64() * rng.f64() * words.len() as f64) as usize;
+        out.extend_from_slice(words[pick].as_bytes());
+        out.extend_from_slice(if rng.u8(..12) == 0 { b".\n" } else { b" " });
+    }
+    out.truncate(len_bytes);
+    out
+}
+
+/// Makes up `count` words of 2 to 9 of English's commonest letters.
+pub(super) fn words(rng: &mut fastrand::Rng, count: usize) -> Vec<String> {
+    const LETTERS: &[u8; 12] = b"etaoinshrdlu";
+    (0..count)
+        .map(|_| (0..rng.usize(2..10)).map(|_| char::from(LETTERS[rng.usize(..12)])).collect())
+        .collect()
 }

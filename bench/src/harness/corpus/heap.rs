@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use serde_json::{Value, json};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::generated::{self, words};
+use super::files::{generated, words};
 
 /// Gaps of up to this many pages between pages that hold objects are taken too: they are the
 /// free parts of tables and the holes of freed objects.
@@ -35,7 +35,7 @@ pub(super) fn live_pages(page_count: usize) -> Vec<u8> {
     let mut out = read(&pages, page_count);
     drop(objects);
     if out.is_empty() {
-        return generated::text(page_count * PAGE_SIZE);
+        return generated(page_count * PAGE_SIZE);
     }
     while out.len() < page_count * PAGE_SIZE {
         out.extend_from_within(..out.len().min(page_count * PAGE_SIZE - out.len()));
@@ -85,7 +85,6 @@ impl Objects {
         }
     }
 
-    /// Returns the numbers of the pages that hold the objects.
     fn pages(&self) -> BTreeSet<usize> {
         let mut pages = Pages(BTreeSet::new());
         pages.slice(&self.records);

@@ -1,12 +1,5 @@
 //! Page corpora: the pages that tests and benchmarks compress, taken from this machine.
 //!
-//! * text: sources, headers, JSON, Markdown and other documents;
-//! * binary: shared objects and programs;
-//! * heap: the live heap of this process while it holds parsed JSON, strings, maps, floats and a
-//!   sorted table;
-//! * mixed: the three, page by page in turn (text, binary, heap, text, …);
-//! * processes: the memory of other programs that are started for it ([`processes`]).
-//!
 //! Files are taken in the order of their paths, so a machine gives the same text and binary pages each time.
 //! Heap pages contain addresses, which differ from run to run; all else about them is seeded. Contents differ
 //! between machines: compare only measurements of one run.
@@ -14,7 +7,6 @@
 //! If a machine has too few files, they are repeated; if it has none, text is generated.
 
 mod files;
-mod generated;
 mod heap;
 pub mod processes;
 

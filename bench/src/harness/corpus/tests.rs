@@ -86,6 +86,6 @@ fn same_filled_pages_are_left_out() {
 
 #[test]
 fn generated_text_is_seeded() {
-    let text = generated::text(3 * PAGE_SIZE);
-    assert_eq!((text.len(), &text), (3 * PAGE_SIZE, &generated::text(3 * PAGE_SIZE)));
+    let text = files::generated(3 * PAGE_SIZE);
+    assert_eq!((text.len(), &text), (3 * PAGE_SIZE, &files::generated(3 * PAGE_SIZE)));
 }

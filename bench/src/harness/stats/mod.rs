@@ -43,14 +43,11 @@ const MAX_BITS: u32 = 40;
 const BUCKETS: usize = MAX_BITS as usize * 32 + 1;
 
 /// Counts durations in buckets of about 3 %.
-pub struct Histogram {
-    counts: Vec<u64>,
-    total: u64,
-}
+pub struct Histogram(Vec<u64>);
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram { counts: vec![0; BUCKETS], total: 0 }
+        Histogram(vec![0; BUCKETS])
     }
 }
 
@@ -59,22 +56,21 @@ impl Histogram {
     #[inline]
     pub fn record(&mut self, duration: Duration) {
         let nanos = duration.as_nanos().clamp(1, 1 << MAX_BITS) as u64;
-        self.counts[bucket_of(nanos)] += 1;
-        self.total += 1;
+        self.0[bucket_of(nanos)] += 1;
     }
 
     /// Adds another thread's counts.
     pub fn merge(&mut self, other: &Histogram) {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
-        self.total += other.total;
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| *mine += theirs);
     }
 
     /// Returns the duration in microseconds that `fraction` of those counted do not exceed (the middle of its
     /// bucket); NaN if none was counted.
     pub fn quantile_us(&self, fraction: f64) -> f64 {
-        let rank = (fraction * self.total as f64).ceil().max(1.0) as u64;
+        let total: u64 = self.0.iter().sum();
+        let rank = (fraction * total as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
-        for (bucket, count) in self.counts.iter().enumerate() {
+        for (bucket, count) in self.0.iter().enumerate() {
             seen += count;
             if seen >= rank {
                 return middle_of(bucket) / 1000.0;

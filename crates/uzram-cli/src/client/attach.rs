@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use serde::Serialize;
 use serde_json::json;
 use uzram_serve::control::FilesJson;
 use uzram_serve::fuse::{self, DISK, MAX_IO_BYTES};
@@ -23,7 +22,7 @@ use uzram_serve::mounts;
 use uzram_serve::record::{AttachedDevice, Record};
 use uzram_serve::swap_area;
 
-use crate::client::daemon_client::{Daemon, device_path};
+use crate::client::daemon_client::{Daemon, device_path, understand};
 use crate::config::plan::SwapPlan;
 use crate::config::settings::parse_name;
 use crate::failure::{Context, Failure, Result};
@@ -100,7 +99,7 @@ pub fn attach_device(daemon: &Daemon, name: &str, swap: Option<SwapPlan>) -> Res
     let attachment = LoopAttachment::attach(&disk).context(failed)?;
     let used = record(daemon, name, attachment).and_then(|()| match swap {
         Some(swap) => {
-            set_page_cluster(&daemon.dir, swap.page_cluster)?;
+            swap.page_cluster.map_or(Ok(()), |value| page_cluster::set(&daemon.dir, value))?;
             swap_on(attachment, name, swap)
         }
         None => Ok(()),
@@ -108,7 +107,7 @@ pub fn attach_device(daemon: &Daemon, name: &str, swap: Option<SwapPlan>) -> Res
     if used.is_err() {
         // The first failure is the one to report.
         let _ = attachment.detach();
-        let _ = swap.and_then(|swap| swap.page_cluster).map(|_| restore_page_cluster(&daemon.dir));
+        let _ = swap.and_then(|swap| swap.page_cluster).map(|_| page_cluster::restore(&daemon.dir));
     }
     used.map(|()| attachment.path())
 }
@@ -121,16 +120,6 @@ fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()>
         Ok(devices) if devices.contains(&AttachedDevice { name: name.to_owned(), attachment }) => Ok(()),
         _ => Err(failure),
     }
-}
-
-fn set_page_cluster(dir: &Path, value: Option<u8>) -> Result<()> {
-    let set = value.map_or(Ok(()), |value| page_cluster::set(dir, value));
-    set.context(|| "cannot set vm.page-cluster; leave out --page-cluster")
-}
-
-/// Restores `vm.page-cluster` when the swap of the daemon in `dir` is off.
-pub fn restore_page_cluster(dir: &Path) -> Result<()> {
-    page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster")
 }
 
 fn swap_on(attachment: LoopAttachment, name: &str, swap: SwapPlan) -> Result<()> {
@@ -171,7 +160,7 @@ pub fn detach_device(
         switch_off(attachment, kept_bytes)?;
         // Swap is off: nothing may keep the daemon from ending. The note of the setting stays, for `uzram
         // swap off`.
-        let _ = restore_page_cluster(dir);
+        let _ = page_cluster::restore(dir);
     }
     attachment.detach().context(|| format!("cannot detach {name}"))
 }
@@ -183,16 +172,14 @@ pub fn require_root() -> Result<()> {
     }
 }
 
-/// Returns the mount of a daemon's files.
 pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
     let why = "the daemon does not show its devices as files: start it with --mount DIR, or with --attach";
     daemon.about()?.files.ok_or_else(|| Failure::line(why))
 }
 
-/// Returns the devices attached to a daemon's files, from its record.
 pub fn attached(daemon: &Daemon) -> Result<Vec<AttachedDevice>> {
     let answer = daemon.ask("GET", "/v1/attachments", None)?;
-    crate::client::daemon_client::understand(answer["attachments"].clone())
+    understand(answer["attachments"].clone())
 }
 
 /// Opens the root of a daemon's mount, and verifies that its path still leads to that mount.
@@ -210,7 +197,6 @@ fn open_root(files: &FilesJson) -> Result<OwnedFd> {
     )))
 }
 
-/// Opens a device's file for a loop device.
 fn open_disk(daemon: &Daemon, root: &OwnedFd, name: &str) -> Result<OwnedFd> {
     let deadline = Instant::now() + LEAVE_TIMEOUT;
     loop {
@@ -263,8 +249,7 @@ fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
     })
 }
 
-/// Returns what the dead daemon of a runtime directory left behind; `None` while a daemon runs, or if nothing
-/// is left.
+/// Returns what the dead daemon of a runtime directory left; `None` while one runs, or if nothing is left.
 pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
     Ok(record_of_dead(dir)?.filter(|record| !record.is_empty()))
 }
@@ -279,42 +264,32 @@ fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
     if runtime_dir::wait_until_free(dir, patience)? { Ok(Some(Record::read(&open, dir)?)) } else { Ok(None) }
 }
 
-/// Cleans up after the dead daemon of a runtime directory, and prints what was done.
 fn clear_dead(dir: &Path) -> Result<()> {
     let done = clear(dir)?;
-    if done.done.is_empty() {
+    if done.is_empty() {
         refuse_unrecorded(dir)?;
     }
-    report(&done, Cleared::text)
+    report_cleared(&done)
 }
 
-/// What was done after a dead daemon.
-#[derive(Default, Serialize)]
-pub struct Cleared {
-    done: Vec<String>,
-}
-
-impl Cleared {
-    pub fn text(&self) -> String {
-        match self.done.as_slice() {
-            [] => "nothing was left\n".to_owned(),
-            done => done.iter().map(|step| format!("{step}\n")).collect(),
-        }
-    }
+pub fn report_cleared(done: &[String]) -> Result<()> {
+    report(&json!({ "done": done }), |_| match done {
+        [] => "nothing was left\n".to_owned(),
+        done => done.iter().map(|step| format!("{step}\n")).collect(),
+    })
 }
 
 /// Cleans up after the dead daemon of a runtime directory, by its record; returns what was done.
-pub fn clear(dir: &Path) -> Result<Cleared> {
+pub fn clear(dir: &Path) -> Result<Vec<String>> {
     let record = record_of_dead(dir)?.ok_or_else(|| {
         Failure::line(format!(
             "the daemon in '{}' lives: name the device to detach, or end the daemon first",
             dir.display()
         ))
     })?;
-    let mut cleared = Cleared::default();
-    let done = &mut cleared.done;
+    let mut done = Vec::new();
     for device in &record.attached {
-        clear_device(device.attachment, &device.name, done)?;
+        clear_device(device.attachment, &device.name, &mut done)?;
     }
     if let Some(left) = &record.mount {
         let uid = rustix::process::geteuid().as_raw();
@@ -324,12 +299,11 @@ pub fn clear(dir: &Path) -> Result<Cleared> {
             done.push(format!("unmounted {shown}"));
         }
     }
-    restore_page_cluster(dir)?;
-    Ok(cleared)
+    page_cluster::restore(dir)?;
+    Ok(done)
 }
 
-/// Fails if there are block devices that look like those of a daemon in `dir` but that no record lists. They
-/// are left to the user.
+/// Fails if there are block devices that look like those of a daemon in `dir`, but that no record lists.
 pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
     // After its mount was detached, a file's path begins at that mount's root.
     let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);

@@ -1,14 +1,16 @@
 //! The commands that talk to a running daemon, over HTTP on its control socket.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use uzram::device::Device;
 use uzram::machine_memory;
-use uzram_serve::control::{AttributeJson, DeviceJson, DevicesJson};
+use uzram::units::format_size;
+use uzram_serve::control::{AttributeJson, ClientsJson, DeviceJson, DevicesJson};
+use uzram_serve::nbd::Client;
 
-use crate::client::attach::{Cleared, clear, left_by_dead};
+use crate::client::attach::{clear, left_by_dead, report_cleared};
 use crate::client::daemon_client::{Daemon, attribute_path, device_path, understand};
 use crate::config::device_options::DeviceOptions;
 use crate::config::plan::ExportArgs;
@@ -97,6 +99,22 @@ pub struct DownArgs {
     runtime: RuntimeArgs,
 }
 
+/// Disconnect NBD clients. Replies in flight may be lost, so a client cannot know whether its last writes
+/// were stored. It can reconnect.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram kick 7")]
+pub struct KickArgs {
+    /// The numbers of clients, as `uzram clients` shows them
+    #[arg(value_name = "ID", required = true, value_parser = parse_id)]
+    ids: Vec<u64>,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+fn parse_id(text: &str) -> std::result::Result<u64, &'static str> {
+    text.parse().map_err(|_| "a client is named by its number: `uzram clients` lists them")
+}
+
 fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
     match text.split_once('=') {
         Some((attribute, value)) if !attribute.is_empty() => Ok((attribute.to_owned(), value.to_owned())),
@@ -169,7 +187,6 @@ pub fn stat(args: &StatArgs) -> Result<()> {
     }
 }
 
-/// Asks the daemon for a device, or an attribute of it.
 fn device(args: &StatArgs) -> Result<Value> {
     let path = match &args.attribute {
         Some(attribute) => attribute_path(&args.name, attribute),
@@ -224,8 +241,7 @@ pub fn set(args: &SetArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the progress of setting an attribute, read from the attribute `progress`: name, pages done, all
-/// pages or 0.
+/// Returns the progress of setting an attribute, from `progress`: name, pages done, all pages or 0.
 fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String> {
     let text = daemon.attribute(name, "progress").ok()?;
     let numbers = text.lines().find_map(|line| line.strip_prefix(attribute)?.strip_prefix(' '))?;
@@ -242,6 +258,54 @@ pub fn reset(args: &DeviceArgs) -> Result<()> {
     reset.context(|| format!("cannot reset {}", args.name)).map(drop)
 }
 
+pub fn clients(runtime: &RuntimeArgs) -> Result<()> {
+    let clients: ClientsJson = understand(Daemon::at(runtime)?.ask("GET", "/v1/clients", None)?)?;
+    report(&clients, |clients| table(&clients.clients, SystemTime::now()))
+}
+
+/// `uzram kick`; tries all clients, and returns the first failure.
+pub fn kick(args: &KickArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    let kick = |id: &u64| {
+        let kicked = daemon.ask("DELETE", &format!("/v1/clients/{id}"), None);
+        kicked.context(|| format!("cannot kick {id}")).map(drop)
+    };
+    args.ids.iter().map(kick).fold(Ok(()), Result::and)
+}
+
+fn table(clients: &[Client], now: SystemTime) -> String {
+    let mut text = format!(
+        "{:>6} {:<12} {:>9} {:>10} {:>10} {:>10}  {:<24} LISTENER\n",
+        "ID", "EXPORT", "CONNECTED", "REQUESTS", "READ", "WRITTEN", "PEER"
+    );
+    for client in clients {
+        let since = UNIX_EPOCH + Duration::from_secs(client.connected_at_s);
+        let connected = now.duration_since(since).unwrap_or_default();
+        text += &format!(
+            "{:>6} {:<12} {:>9} {:>10} {:>10} {:>10}  {:<24} {}\n",
+            client.id,
+            client.export.as_deref().unwrap_or("-"),
+            duration(connected.as_secs()),
+            client.requests,
+            format_size(client.read_bytes),
+            format_size(client.written_bytes),
+            client.peer,
+            client.listener,
+        );
+    }
+    text
+}
+
+fn duration(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{}s", seconds % 60),
+        (0, _, _) => format!("{hours}h{}m", minutes % 60),
+        _ => format!("{days}d{}h", hours % 24),
+    }
+}
+
 pub fn reload(runtime: &RuntimeArgs) -> Result<()> {
     Daemon::at(runtime)?.ask("POST", "/v1/reload", None).context(|| "cannot reload").map(drop)
 }
@@ -253,12 +317,11 @@ pub fn down(args: &DownArgs) -> Result<()> {
     }
     end(&daemon, args.force)?;
     if args.force && left_by_dead(&daemon.dir)?.is_some() {
-        return report(&clear(&daemon.dir)?, Cleared::text);
+        return report_cleared(&clear(&daemon.dir)?);
     }
     Ok(())
 }
 
-/// Asks a daemon to end, and waits until it has.
 pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
     let has_answered = daemon.ask_to_end(force)?;
     // The directory may be another user's, whose record cannot be trusted.

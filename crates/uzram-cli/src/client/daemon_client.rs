@@ -18,7 +18,7 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 use uzram_serve::control::About;
-use uzram_serve::control::percent::encode_segment;
+use uzram_serve::percent::encode_segment;
 
 use crate::failure::{Context, Exit, Failure, Result};
 use crate::system::interrupts::Interrupts;
@@ -69,27 +69,28 @@ struct Work<'a> {
     meanwhile: &'a mut dyn FnMut(),
 }
 
-enum Attempt {
-    /// A response, or a failure that another try would not change.
-    Final(Result<Value>),
-    /// The connection ended before a whole response had come. The request may have been carried out.
-    Cut,
+/// Why there is no response to a request.
+enum Unanswered {
+    /// There is no socket; once it is given up, also that no process listens on it.
+    Absent,
     /// No process listens on the socket.
     Refused,
-    /// There is no socket.
-    Absent,
-}
-
-enum Unanswered {
-    Absent,
-    /// The daemon ended after it had received the request.
-    Ended,
-    /// Another failure, or a response that is one.
+    /// The connection ended before a whole response had come. The request may have been carried out. Once it
+    /// is given up: the daemon has ended.
+    Cut,
+    /// A failure, or a response that is one.
     Failed(Failure),
 }
 
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Self {
+        Unanswered::Failed(failure)
+    }
+}
+
+type Answer = std::result::Result<Value, Unanswered>;
+
 impl Request<'_> {
-    /// Returns whether carrying it out twice is the same as once, the response included.
     fn is_idempotent(&self) -> bool {
         self.method == "GET" || self.path == "/v1/reload"
     }
@@ -108,7 +109,6 @@ impl Request<'_> {
 }
 
 impl Daemon {
-    /// Returns the daemon of the runtime directory that these arguments name.
     pub fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
         Daemon::in_dir(runtime.path()?)
     }
@@ -122,7 +122,6 @@ impl Daemon {
         self.about_if_running()?.ok_or_else(|| self.absent())
     }
 
-    /// Like [`Daemon::about`], but returns `None` if no daemon is running.
     pub fn about_if_running(&self) -> Result<Option<About>> {
         self.get_if_running("/v1/daemon")?.map(understand).transpose()
     }
@@ -130,9 +129,8 @@ impl Daemon {
     /// Returns the response to a GET request; `None` if no daemon is running.
     pub fn get_if_running(&self, path: &str) -> Result<Option<Value>> {
         match self.request(&Request { method: "GET", path, body: None }, None) {
-            Ok(answer) => Ok(Some(answer)),
             Err(Unanswered::Absent) => Ok(None),
-            Err(other) => Err(self.failure(other)),
+            answer => answer.map(Some).map_err(|why| self.failure(why)),
         }
     }
 
@@ -165,60 +163,47 @@ impl Daemon {
         let body = json!({ "force": force });
         match self.request(&Request { method: "POST", path: "/v1/shutdown", body: Some(&body) }, None) {
             Ok(_) => Ok(true),
-            Err(Unanswered::Ended) => Ok(false),
+            Err(Unanswered::Cut) => Ok(false),
             Err(other) => Err(self.failure(other)),
         }
     }
 
-    /// Sends a request, again if the connection ends without a whole response, and returns the response.
-    fn request(
-        &self,
-        request: &Request<'_>,
-        mut work: Option<&mut Work<'_>>,
-    ) -> std::result::Result<Value, Unanswered> {
+    fn request(&self, request: &Request<'_>, mut work: Option<&mut Work<'_>>) -> Answer {
         let (mut cuts, mut pause, mut first_failure) = (0, FIRST_PAUSE, None);
         let noted = |failure: Failure, cuts: u32| match cuts == 0 || request.is_idempotent() {
             true => failure,
             false => failure.map_line(|line| line + REPEATED),
         };
         loop {
-            let attempt = self.attempt(request, work.as_deref_mut());
-            let is_absent = matches!(attempt, Attempt::Absent);
-            match attempt {
-                Attempt::Final(answer) => {
-                    return answer.map_err(|failure| Unanswered::Failed(noted(failure, cuts)));
+            let is_absent = match self.attempt(request, work.as_deref_mut()) {
+                Ok(answer) => return Ok(answer),
+                Err(Unanswered::Failed(failure)) => return Err(noted(failure, cuts).into()),
+                Err(why) => {
+                    cuts += u32::from(matches!(why, Unanswered::Cut));
+                    matches!(why, Unanswered::Absent)
                 }
-                Attempt::Cut => cuts += 1,
-                Attempt::Refused | Attempt::Absent => {}
-            }
+            };
             let waited = first_failure.get_or_insert_with(Instant::now).elapsed();
             if cuts == 0 {
                 if is_absent || waited >= LISTENER_PATIENCE || !self.is_held() {
                     return Err(Unanswered::Absent);
                 }
             } else if !self.is_held() {
-                return Err(Unanswered::Ended);
+                return Err(Unanswered::Cut);
             } else if work.as_ref().is_some_and(|work| work.interrupts.came()) {
-                return Err(Unanswered::Failed(Failure::line("interrupted")));
+                return Err(Failure::line("interrupted").into());
             } else if waited >= self.patience {
-                return Err(Unanswered::Failed(noted(self.died_again(cuts, waited), cuts)));
+                return Err(noted(self.died_again(cuts, waited), cuts).into());
             }
             thread::sleep(pause);
             pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
-    fn attempt(&self, request: &Request<'_>, work: Option<&mut Work<'_>>) -> Attempt {
-        let mut stream = match self.connect() {
-            Ok(stream) => stream,
-            Err(attempt) => return attempt,
-        };
+    fn attempt(&self, request: &Request<'_>, work: Option<&mut Work<'_>>) -> Answer {
+        let mut stream = self.connect()?;
         request.send(&mut stream);
-        match self.read_answer(stream, work).map(|bytes| outcome(&bytes)) {
-            Ok(Some(answer)) => Attempt::Final(answer),
-            Ok(None) => Attempt::Cut,
-            Err(failure) => Attempt::Final(Err(failure)),
-        }
+        outcome(&self.read_answer(stream, work)?)?.ok_or(Unanswered::Cut)
     }
 
     /// Reads until the connection ends, in whatever way; a long operation may be silent meanwhile.
@@ -256,7 +241,6 @@ impl Daemon {
         }
     }
 
-    /// Returns whether a daemon holds the directory, listening or not.
     fn is_held(&self) -> bool {
         // A lock that cannot be examined promises nothing.
         matches!(wait_until_free(&self.dir, Duration::ZERO), Ok(false))
@@ -269,9 +253,8 @@ impl Daemon {
     }
 
     /// Connects with time-outs, as the standard library's connect would wait forever for a stopped daemon.
-    fn connect(&self) -> std::result::Result<UnixStream, Attempt> {
-        let failed = |failure| Attempt::Final(Err(failure));
-        check_trusted(&self.dir).map_err(failed)?;
+    fn connect(&self) -> std::result::Result<UnixStream, Unanswered> {
+        check_trusted(&self.dir)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
             let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
@@ -280,29 +263,27 @@ impl Daemon {
             rustix::net::connect(&socket, &address)?;
             Ok(UnixStream::from(socket))
         });
-        let stream = match connected {
-            Ok(stream) => stream,
-            Err(Errno::NOENT) => return Err(Attempt::Absent),
-            Err(Errno::CONNREFUSED) => return Err(Attempt::Refused),
-            Err(Errno::AGAIN) => return Err(failed(self.silent())),
-            Err(error) => {
+        let stream = connected.map_err(|error| match error {
+            Errno::NOENT => Unanswered::Absent,
+            Errno::CONNREFUSED => Unanswered::Refused,
+            Errno::AGAIN => self.silent().into(),
+            error => {
                 let what = format!("cannot connect to '{}'", self.socket.display());
-                return Err(failed(denied(&self.dir, &what, &error.into())));
+                denied(&self.dir, &what, &error.into()).into()
             }
-        };
-        self.check_peer(&stream).map_err(failed)?;
+        })?;
+        self.check_peer(&stream)?;
         Ok(stream)
     }
 
     fn failure(&self, why: Unanswered) -> Failure {
         match why {
-            Unanswered::Absent => self.absent(),
-            Unanswered::Ended => Failure::line("the daemon ended before it had answered"),
+            Unanswered::Absent | Unanswered::Refused => self.absent(),
+            Unanswered::Cut => Failure::line("the daemon ended before it had answered"),
             Unanswered::Failed(failure) => failure,
         }
     }
 
-    /// Returns the failure of a command that needs a daemon where none is running.
     pub fn absent(&self) -> Failure {
         let mut advice = "start one with `uzram up`".to_owned();
         if self.dir != Path::new(OF_ROOT) && is_of_root(Path::new(OF_ROOT)) {
@@ -346,18 +327,14 @@ pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
 }
 
-/// Returns the body of an HTTP response, or the error that it reports; `None` if the response is not
-/// complete.
-fn outcome(bytes: &[u8]) -> Option<Result<Value>> {
-    let (status, body) = match parse_answer(bytes) {
-        Ok(answer) => answer?,
-        Err(failure) => return Some(Err(failure)),
-    };
-    Some(match (status, body["error"].as_str()) {
-        (..300, _) => Ok(body),
+/// Returns the body of an HTTP response, or the error that it reports; `None` if it is not complete.
+fn outcome(bytes: &[u8]) -> Result<Option<Value>> {
+    let Some((status, body)) = parse_answer(bytes)? else { return Ok(None) };
+    match (status, body["error"].as_str()) {
+        (..300, _) => Ok(Some(body)),
         (_, Some(error)) => Err(Failure::line(error).with_setting(body["setting"].as_str())),
         (_, None) => Err(Failure::line(format!("the daemon answers with status {status}"))),
-    })
+    }
 }
 
 /// Parses the status and JSON body of an HTTP response; `None` if it is not complete.

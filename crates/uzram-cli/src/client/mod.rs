@@ -3,5 +3,4 @@
 pub mod daemon_client;
 pub mod attach;
 pub mod control;
-pub mod clients;
 pub mod survival;

@@ -48,13 +48,6 @@ pub struct RecoverArgs {
     runtime: RuntimeArgs,
 }
 
-/// The process that serves after an upgrade.
-#[derive(Serialize)]
-struct Upgraded {
-    worker_pid: u32,
-    last_outage_ms: Option<f64>,
-}
-
 /// The response to `POST /v1/recover`, and the devices that were named.
 #[derive(Serialize, Deserialize)]
 struct Recovered {
@@ -63,7 +56,6 @@ struct Recovered {
     devices: Vec<RecoveredDevice>,
 }
 
-/// Where a device is served.
 #[derive(Serialize, Deserialize)]
 struct RecoveredDevice {
     name: String,
@@ -97,7 +89,11 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
         let now = daemon.about()?.survival.unwrap_or_default();
         if now.worker_pid != before.worker_pid && now.take_overs > before.take_overs {
             let SurvivalJson { worker_pid, last_outage_ms, .. } = now;
-            return report(&Upgraded { worker_pid, last_outage_ms }, upgraded_text);
+            let outage = last_outage_ms.map(|ms| format!(", outage {}", outage_text(ms)));
+            let upgraded = json!({ "worker_pid": worker_pid, "last_outage_ms": last_outage_ms });
+            return report(&upgraded, |_| {
+                format!("upgraded: worker {worker_pid}{}\n", outage.unwrap_or_default())
+            });
         }
         if let Some(why) = now.gave_up {
             return Err(Failure::line(why)).context(failed);
@@ -109,11 +105,6 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
         }
         thread::sleep(PERIOD);
     }
-}
-
-fn upgraded_text(now: &Upgraded) -> String {
-    let outage = now.last_outage_ms.map(|ms| format!(", outage {}", outage_text(ms))).unwrap_or_default();
-    format!("upgraded: worker {}{outage}\n", now.worker_pid)
 }
 
 /// Returns the absolute path of a program, as the daemon's current directory is another. JSON has UTF-8 only.
@@ -170,7 +161,6 @@ fn status_text(status: &StatusJson) -> String {
     rows_text(gave_up.chain(rows).chain(protection_rows(&status.protection)))
 }
 
-/// Formats the time for which nobody served.
 fn outage_text(outage_ms: f64) -> String {
     format!("{outage_ms:.1} ms")
 }

@@ -1,7 +1,5 @@
 //! `uzram backing`: what devices have left in stores on other machines.
 
-use std::fmt::Write;
-
 use serde::Serialize;
 use serde_json::json;
 use uzram_remote::{Swept, sweep};
@@ -53,14 +51,12 @@ pub fn run(args: &BackingArgs) -> Result<()> {
     report(&json!({ "devices": devices }), |_| {
         let mut text = format!("{:<34} {:>8}\n", "DEVICE", "OBJECTS");
         for DeviceJson { device, objects, state } in &devices {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "{device:<34} {objects:>8}  {state}");
+            text += &format!("{device:<34} {objects:>8}  {state}\n");
         }
         text
     })
 }
 
-/// The objects of a device.
 #[derive(Serialize)]
 struct DeviceJson {
     device: String,

@@ -4,7 +4,6 @@
 //! Each probe tries the feature itself if that leaves nothing behind, and otherwise reads what the kernel
 //! says about it. A configuration file is checked by the code with which `uzram up` begins.
 
-use std::fmt::Write;
 use std::fs::{self, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::DirBuilderExt;
@@ -92,7 +91,6 @@ struct PurposeJson {
     missing: Vec<&'static str>,
 }
 
-/// The result of one probe.
 #[derive(Serialize)]
 struct Finding {
     name: &'static str,
@@ -103,7 +101,6 @@ struct Finding {
     follows: &'static str,
 }
 
-/// Runs all probes and prints the results, or checks the file of `--config`.
 pub fn run(args: &CheckArgs) -> Result<()> {
     if let Some(path) = &args.config {
         return report(&ConfigJson::new(path, &start::plan_file(path)?), ConfigJson::text);
@@ -171,7 +168,6 @@ struct ConfigJson {
     left_out: Vec<String>,
 }
 
-/// A device of a configuration file.
 #[derive(Serialize)]
 struct PlannedJson {
     name: String,
@@ -202,7 +198,7 @@ impl ConfigJson {
                 (false, true) => ", block device",
                 (false, false) => "",
             };
-            let _ = writeln!(text, "{}: {size}{attached}", device.name);
+            text += &format!("{}: {size}{attached}\n", device.name);
         }
         self.left_out.iter().for_each(|line| text += &format!("{line}\n"));
         text
@@ -221,7 +217,6 @@ impl Finding {
     }
 }
 
-/// Returns what was tried as a [`Finding`] has it.
 fn tried(works: bool, yes: &str, no: &str) -> Tried {
     if works { Ok(yes.to_owned()) } else { Err(no.to_owned()) }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use serde::Serialize;
+use serde_json::json;
 use uzram::trusted_path::{Place, Refused};
 use uzram::units::{PAGE_SIZE, format_size, pages_to_bytes};
 
@@ -71,9 +71,7 @@ pub struct CorpusArgs {
 }
 
 fn parse_corpus_size(text: &str) -> std::result::Result<u64, String> {
-    let bytes = size_expr::of_option(text).map_err(|error| error.to_string())?;
-    let can_be = (PAGE_SIZE as u64..=MAX_BYTES).contains(&bytes);
-    if can_be { Ok(bytes) } else { Err("write 4K to 16G".to_owned()) }
+    size_expr::of_option_within(text, PAGE_SIZE as u64..=MAX_BYTES, "4K to 16G")
 }
 
 fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
@@ -104,48 +102,31 @@ pub fn run(args: &CorpusArgs) -> Result<()> {
         },
     )?;
     output.write(&taken, &stop)?;
-    let pages = taken.pages.len() as u64;
-    let written = Written {
-        pages,
-        written_bytes: pages_to_bytes(pages),
-        path: &args.output,
-        resident_pages: taken.resident,
-        same_filled_pages: taken.same_filled,
-        unreadable_pages: taken.unreadable,
-        beyond_size_pages: taken.unread(),
-    };
-    report(&written, Written::text)
-}
-
-/// The file that was written, and what was left out of it.
-#[derive(Serialize)]
-struct Written<'a> {
-    pages: u64,
-    written_bytes: u64,
-    path: &'a Path,
-    resident_pages: u64,
-    same_filled_pages: u64,
-    unreadable_pages: u64,
-    beyond_size_pages: u64,
-}
-
-impl Written<'_> {
-    fn text(&self) -> String {
+    let (pages, path) = (taken.pages.len() as u64, &args.output);
+    let written = json!({
+        "pages": pages,
+        "written_bytes": pages_to_bytes(pages),
+        // A path need not be UTF-8, which JSON is.
+        "path": path.to_string_lossy(),
+        "resident_pages": taken.resident,
+        "same_filled_pages": taken.same_filled,
+        "unreadable_pages": taken.unreadable,
+        "beyond_size_pages": taken.unread(),
+    });
+    report(&written, |_| {
         format!(
-            "pages     {} of {} resident; left out: {} same-filled, {} unreadable, {} beyond --size\n\
+            "pages     {pages} of {} resident; left out: {} same-filled, {} unreadable, {} beyond --size\n\
              written   {}, {} (may contain secrets)\n",
-            self.pages,
-            self.resident_pages,
-            self.same_filled_pages,
-            self.unreadable_pages,
-            self.beyond_size_pages,
-            format_size(self.written_bytes),
-            self.path.display(),
+            taken.resident,
+            taken.same_filled,
+            taken.unreadable,
+            taken.unread(),
+            format_size(pages_to_bytes(pages)),
+            path.display(),
         )
-    }
+    })
 }
 
-/// Returns a program that has run for the time `after`.
 fn started(
     program: &OsString,
     arguments: &[OsString],

@@ -17,9 +17,7 @@ use uzram_serve::control::{FilesJson, MeasureJson};
 use uzram_serve::record::AttachedDevice;
 use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
 
-use crate::client::attach::{
-    Cleared, attached, clear, left_by_dead, refuse_unrecorded, require_root, restore_page_cluster,
-};
+use crate::client::attach::{attached, clear, left_by_dead, refuse_unrecorded, report_cleared, require_root};
 use crate::client::control::end;
 use crate::client::daemon_client::{Daemon, device_path, understand};
 use crate::config::device_options::DeviceOptions;
@@ -108,7 +106,6 @@ impl OnArgs {
 }
 
 impl SwapArgs {
-    /// Returns the plan of the daemon that `swap on` starts.
     pub fn plan(&self) -> Result<DaemonPlan> {
         match &self.command {
             SwapCommand::On(args) => args.plan(args.runtime.path()?),
@@ -162,7 +159,6 @@ fn on(args: &OnArgs) -> Result<u8> {
         log.set_len(0).context(|| format!("cannot clear '{}'", log_path.display()))?;
     }
     let mut daemon = own_program()?;
-    // The same command line, with --detached.
     daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = daemon.spawn().context(|| "cannot start the daemon")?;
@@ -195,7 +191,6 @@ fn facts(mut stdout: impl BufRead) -> io::Result<Option<String>> {
 /// Returns a command that runs this program, even if its file has been removed or replaced.
 fn own_program() -> Result<Command> {
     let path = std::env::current_exe().context(|| "cannot find this program's file")?;
-    // A package update may have removed the file.
     let path = if path.exists() { path } else { "/proc/self/exe".into() };
     Ok(Command::new(path))
 }
@@ -208,7 +203,6 @@ struct StatusJson {
     files: Option<FilesJson>,
 }
 
-/// An active swap area.
 #[derive(Serialize)]
 struct AreaJson {
     name: String,
@@ -247,7 +241,7 @@ fn off(runtime: &RuntimeArgs) -> Result<()> {
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
         attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
-    restore_page_cluster(&daemon.dir)?;
+    page_cluster::restore(&daemon.dir)?;
     go_on()?;
     drop(interrupts);
     if about.ends_with_swap {
@@ -261,9 +255,9 @@ fn off(runtime: &RuntimeArgs) -> Result<()> {
 /// Cleans up after a dead daemon, or fails with `failure` if it left nothing.
 fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
     match left_by_dead(dir)? {
-        Some(_) => report(&clear(dir)?, Cleared::text),
+        Some(_) => report_cleared(&clear(dir)?),
         None => {
-            restore_page_cluster(dir)?;
+            page_cluster::restore(dir)?;
             refuse_unrecorded(dir)?;
             Err(failure)
         }

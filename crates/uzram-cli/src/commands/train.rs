@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde_json::json;
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
 use uzram::sync::Mutex;
 use uzram::units::{PAGE_SIZE, Page, format_size, same_word};
@@ -49,9 +49,7 @@ pub struct TrainArgs {
 }
 
 fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
-    let bytes = size_expr::of_option(text).map_err(|error| error.to_string())?;
-    let can_be = (LEAST_BYTES..=MAX_DICTIONARY_BYTES as u64).contains(&bytes);
-    if can_be { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
+    size_expr::of_option_within(text, LEAST_BYTES..=MAX_DICTIONARY_BYTES as u64, "1K to 1M")
 }
 
 pub fn run(args: &TrainArgs) -> Result<()> {
@@ -81,66 +79,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     let written = file.write_all(&bytes).and_then(|()| file.sync_all());
     // An incomplete dictionary is useless, and this process created the file.
     written.inspect_err(|_| drop(fs::remove_file(&args.output))).context(cannot)?;
-
-    let trained = Trained {
-        pages: samples.all,
-        taken_pages: samples.taken,
-        same_filled_pages: samples.same_filled,
-        repeated_pages: samples.repeated,
-        training_pages: samples.training.len(),
-        held_out_pages: samples.held_out.len(),
-        dictionary_bytes: bytes.len(),
-        path: &args.output,
-        algorithm: plain.to_string(),
-        without_dictionary_bytes: without,
-        with_dictionary_bytes: with,
-    };
-    report(&trained, Trained::text)
-}
-
-/// A dictionary, and what it brings for pages that were held out.
-#[derive(Serialize)]
-struct Trained<'a> {
-    pages: u64,
-    taken_pages: u64,
-    same_filled_pages: u64,
-    repeated_pages: u64,
-    training_pages: usize,
-    held_out_pages: usize,
-    dictionary_bytes: usize,
-    path: &'a Path,
-    algorithm: String,
-    without_dictionary_bytes: usize,
-    with_dictionary_bytes: usize,
-}
-
-impl Trained<'_> {
-    fn text(&self) -> String {
-        let (without, with) = (self.without_dictionary_bytes, self.with_dictionary_bytes);
-        let ratio = |bytes: usize| (self.held_out_pages * PAGE_SIZE) as f64 / bytes as f64;
-        let less_percent = 100.0 * (1.0 - with as f64 / without as f64);
-        format!(
-            "pages       {} of {}; left out: {} same-filled, {} repeated\n\
-             trained on  {} pages\n\
-             dictionary  {} bytes, {}\n\
-             held out    {} pages, with {}\n  \
-               ratio     {:.2} without the dictionary, {:.2} with it\n  \
-               stored    {} without, {} with it: {less_percent:.1} % less\n",
-            self.taken_pages,
-            self.pages,
-            self.same_filled_pages,
-            self.repeated_pages,
-            self.training_pages,
-            self.dictionary_bytes,
-            self.path.display(),
-            self.held_out_pages,
-            self.algorithm,
-            ratio(without),
-            ratio(with),
-            format_size(without as u64),
-            format_size(with as u64),
-        )
-    }
+    samples.report(&args.output, bytes.len(), &plain, without, with)
 }
 
 /// Pages to train on, and others to measure with.
@@ -179,6 +118,55 @@ impl Samples {
             return Err(Failure::line(format!("{used} different pages are too few to train on: give more")));
         }
         Ok(samples)
+    }
+
+    /// Prints the dictionary's figures, and the bytes stored for the pages that were held out, `without` it
+    /// and `with` it.
+    fn report(
+        &self,
+        output: &Path,
+        dictionary_bytes: usize,
+        plain: &Algorithm,
+        without: usize,
+        with: usize,
+    ) -> Result<()> {
+        let held_out = self.held_out.len();
+        let trained = json!({
+            "pages": self.all,
+            "taken_pages": self.taken,
+            "same_filled_pages": self.same_filled,
+            "repeated_pages": self.repeated,
+            "training_pages": self.training.len(),
+            "held_out_pages": held_out,
+            "dictionary_bytes": dictionary_bytes,
+            // A path need not be UTF-8, which JSON is.
+            "path": output.to_string_lossy(),
+            "algorithm": plain.to_string(),
+            "without_dictionary_bytes": without,
+            "with_dictionary_bytes": with,
+        });
+        let ratio = |bytes: usize| (held_out * PAGE_SIZE) as f64 / bytes as f64;
+        report(&trained, |_| {
+            format!(
+                "pages       {} of {}; left out: {} same-filled, {} repeated\n\
+                 trained on  {} pages\n\
+                 dictionary  {dictionary_bytes} bytes, {}\n\
+                 held out    {held_out} pages, with {plain}\n  \
+                   ratio     {:.2} without the dictionary, {:.2} with it\n  \
+                   stored    {} without, {} with it: {:.1} % less\n",
+                self.taken,
+                self.all,
+                self.same_filled,
+                self.repeated,
+                self.training.len(),
+                output.display(),
+                ratio(without),
+                ratio(with),
+                format_size(without as u64),
+                format_size(with as u64),
+                100.0 * (1.0 - with as f64 / without as f64),
+            )
+        })
     }
 
     fn add(&mut self, page: Page, is_new: impl FnOnce(&Page) -> bool) {

@@ -16,7 +16,6 @@ use uzram_serve::swap_area::MAX_PRIORITY;
 
 use crate::config::listen_args::{ListenArgs, MAX_CONNECTIONS};
 use crate::config::plan::{Attached, DevicePlan, ExportArgs, SwapPlan};
-use crate::config::policy_file;
 use crate::config::settings::{DeviceSettings, SIZE_WORD, SettingRow, parse_name};
 use crate::config::settings_file::{self, GROUPS, Kind};
 use crate::config::size_expr;
@@ -50,39 +49,44 @@ const USE_KEYS: [&str; 9] = [
     "host-memory-limit",
 ];
 
-/// The contents of a file.
 #[derive(Debug, Default)]
 pub struct ConfigFile {
     pub mount: Option<PathBuf>,
     /// The limit on CPU wake-up latency while requests for these files arrive.
     pub cpu_latency: Option<CpuLatencyLimit>,
+    /// The settings of the file and of the command line together.
     pub nbd: ListenArgs,
     pub devices: Vec<DevicePlan>,
     /// A log line for each device that `host-memory-limit` excludes on this machine.
     pub left_out: Vec<String>,
 }
 
-pub fn read(path: &Path) -> Result<ConfigFile> {
+/// Reads a file; `listen` has the settings of the command line.
+pub fn read(path: &Path, listen: ListenArgs) -> Result<ConfigFile> {
     let name = path.display().to_string();
     let text = toml_text::read(path).context(|| name.clone())?;
-    parse(Source { name: &name, text: &text }, &machine_memory::read()?)
+    parse(Source { name: &name, text: &text }, &machine_memory::read()?, listen)
 }
 
-pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
-    let mut config = ConfigFile::default();
+pub fn parse(file: Source<'_>, memory: &Memory, listen: ListenArgs) -> Result<ConfigFile> {
+    let mut config = ConfigFile { nbd: listen, ..ConfigFile::default() };
     for entry in toml_text::parse(file)? {
         match entry.dashed().as_str() {
             "mount" => config.mount = Some(entry.path()?),
-            "cpu-latency-us" => config.cpu_latency = Some(entry.cpu_latency()?),
-            "listen" => config.nbd.listen = entry.places()?,
-            "socket-owner" => config.nbd.socket_owner = Some(entry.parsed(parse_user)?),
-            "socket-group" => config.nbd.socket_group = Some(entry.parsed(parse_group)?),
-            "socket-mode" => config.nbd.socket_mode = Some(entry.mode()?),
-            "tls-cert" => config.nbd.tls_cert = Some(entry.path()?),
-            "tls-key" => config.nbd.tls_key = Some(entry.path()?),
-            "tls-client-ca" => config.nbd.tls_client_ca = Some(entry.path()?),
-            "tls-anyone" => config.nbd.tls_anyone = Some(entry.boolean()?),
-            "max-connections" => config.nbd.max_connections = Some(entry.number(MAX_CONNECTIONS)?),
+            "cpu-latency-us" => {
+                config.cpu_latency = Some(entry.text()?.parse().map_err(|why| entry.wrong(why))?)
+            }
+            "listen" => config.nbd.listen.extend(entry.places()?),
+            "socket-owner" => entry.once(&mut config.nbd.socket_owner, entry.parsed(parse_user)?)?,
+            "socket-group" => entry.once(&mut config.nbd.socket_group, entry.parsed(parse_group)?)?,
+            "socket-mode" => entry.once(&mut config.nbd.socket_mode, entry.mode()?)?,
+            "tls-cert" => entry.once(&mut config.nbd.tls_cert, entry.path()?)?,
+            "tls-key" => entry.once(&mut config.nbd.tls_key, entry.path()?)?,
+            "tls-client-ca" => entry.once(&mut config.nbd.tls_client_ca, entry.path()?)?,
+            "tls-anyone" => entry.once(&mut config.nbd.tls_anyone, entry.boolean()?)?,
+            "max-connections" => {
+                entry.once(&mut config.nbd.max_connections, entry.number(MAX_CONNECTIONS)?)?
+            }
             _ if entry.value.is_table() => device(entry, memory, &mut config)?,
             _ => {
                 let device = "and a table for each device, as in [zram0]";
@@ -97,16 +101,22 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     Ok(config)
 }
 
-/// Values of keys that are not settings of a device.
 impl Entry<'_> {
+    /// Sets what the command line may set, too, but not both.
+    fn once<T>(&self, setting: &mut Option<T>, value: T) -> Result<()> {
+        let (name, file) = (self.dashed(), self.file.name);
+        match setting.replace(value) {
+            None => Ok(()),
+            Some(_) => {
+                Err(Failure::usage(format!("--{name}: {file} sets {name} already: give it in one of them")))
+            }
+        }
+    }
+
     fn path(&self) -> Result<PathBuf> {
         let path = self.value.as_str().filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| self.wrong("write a path"))?;
         std::path::absolute(path).map_err(|error| self.wrong(error))
-    }
-
-    fn cpu_latency(&self) -> Result<CpuLatencyLimit> {
-        self.text()?.parse().map_err(|error| self.wrong(error))
     }
 
     fn parsed<T>(&self, parse: fn(&str) -> std::result::Result<T, String>) -> Result<T> {
@@ -185,7 +195,7 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
                     settings_file::read(&mut settings, key, "attributes.", Kind::Attributes)?;
                 }
             }
-            "policy" => policy = policy_file::read(&key.place(), &key.path()?)?,
+            "policy" => policy = settings_file::read_policy(&key.place(), &key.path()?)?,
             "attach" => attach = Some((key.boolean()?, key)),
             "export" => export.export = Some(key.boolean()?),
             "read-only" => export.read_only = key.boolean()?,

@@ -7,8 +7,8 @@ use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 use uzram::machine_memory;
 
-use crate::config::policy_file;
 use crate::config::settings::{self, DeviceSettings, Form, SIZE_WORD, SettingRow, join_paths};
+use crate::config::settings_file::{POLICY_HELP, read_policy};
 use crate::failure::{Context, Failure, Result};
 
 const GROUP: &str = "DeviceOptions";
@@ -29,7 +29,6 @@ static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
     settings::all().flat_map(names).collect()
 });
 
-/// The options that were given.
 #[derive(Default)]
 pub struct DeviceOptions {
     /// The name that was used, and the value; of paths, one or more.
@@ -38,8 +37,7 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Returns the settings, checked as far as possible without a device. `swaps` tells whether it is used as
-    /// swap.
+    /// Returns the settings of a device that `swaps` or not, checked as far as possible without one.
     pub fn settings(&self, swaps: bool) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, texts) in &self.given {
@@ -65,7 +63,7 @@ impl DeviceOptions {
         if settings.get("disksize").is_none() {
             settings.add_size(DEFAULT_SIZE, &format!("--{SIZE_WORD} {DEFAULT_SIZE}"))?;
         }
-        let read = |path: &PathBuf| policy_file::read("--policy", path);
+        let read = |path: &PathBuf| read_policy("--policy", path);
         settings.complete(self.policy.as_ref().map(read).transpose()?.unwrap_or_default(), "--", swaps)
     }
 
@@ -86,7 +84,7 @@ impl Args for DeviceOptions {
             .value_name("FILE.toml")
             .value_parser(ValueParser::path_buf())
             .help("A TOML file that says which pages leave memory, when and where to. Options override it")
-            .long_help(policy_file::HELP);
+            .long_help(POLICY_HELP);
         let ids = NAMES.iter().map(|name| name.name).chain([POLICY]);
         let group = ArgGroup::new(GROUP).multiple(true).args(ids);
         command.args(NAMES.iter().map(option)).arg(policy).group(group)
@@ -97,8 +95,7 @@ impl Args for DeviceOptions {
     }
 }
 
-/// Returns an address as messages show it: without a user and a password, which are refused, but may be in
-/// it.
+/// Returns an address as messages show it: without user and password, which are refused but may be there.
 fn without_login(text: &str) -> String {
     let parts = text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
     parts.map_or_else(|| text.to_owned(), |(scheme, rest)| format!("{scheme}://…@{rest}"))

@@ -2,7 +2,7 @@
 //! the same names and meaning.
 
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use uzram_serve::nbd::{Listen, ListenAddress, ServerConfig, SocketAccess, Tls, TlsFiles};
 
@@ -50,24 +50,6 @@ pub struct ListenArgs {
 }
 
 impl ListenArgs {
-    /// Adds the settings of a configuration file. Places to listen at add up; every other setting may be
-    /// given only once.
-    pub fn with_file(mut self, file: ListenArgs, path: &Path) -> Result<ListenArgs> {
-        self.listen.extend(file.listen);
-        Ok(ListenArgs {
-            listen: self.listen,
-            socket_owner: once("socket-owner", self.socket_owner, file.socket_owner, path)?,
-            socket_group: once("socket-group", self.socket_group, file.socket_group, path)?,
-            socket_mode: once("socket-mode", self.socket_mode, file.socket_mode, path)?,
-            tls_cert: once("tls-cert", self.tls_cert, file.tls_cert, path)?,
-            tls_key: once("tls-key", self.tls_key, file.tls_key, path)?,
-            tls_client_ca: once("tls-client-ca", self.tls_client_ca, file.tls_client_ca, path)?,
-            tls_anyone: once("tls-anyone", self.tls_anyone, file.tls_anyone, path)?,
-            max_connections: once("max-connections", self.max_connections, file.max_connections, path)?,
-        })
-    }
-
-    /// Adds these settings to the server's configuration.
     pub fn config(self, mut config: ServerConfig) -> Result<ServerConfig> {
         let access =
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
@@ -94,58 +76,8 @@ impl ListenArgs {
     }
 }
 
-/// Returns the value of a setting that may come from the command line or the file, but not from both.
-fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
-    let file = file.display();
-    match option.is_some() && key.is_some() {
-        true => Err(Failure::usage(format!("--{name}: {file} sets {name} already: give it in one of them"))),
-        false => Ok(option.or(key)),
-    }
-}
-
 fn lacks(name: &str, needed: &str) -> Failure {
     Failure::usage(format!(
         "{name} is given without {needed}: give --{needed}, or {needed} in the file of --config"
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_and_keys_are_said_once_and_places_add_up() {
-        let place = |text: &str| text.parse::<Listen>().unwrap();
-        let whole = || ListenArgs {
-            listen: vec![place("unix:/a")],
-            socket_owner: Some(1),
-            socket_group: Some(2),
-            socket_mode: Some(0o660),
-            tls_cert: Some("c".into()),
-            tls_key: Some("k".into()),
-            tls_client_ca: Some("a".into()),
-            tls_anyone: Some(true),
-            max_connections: Some(3),
-        };
-        let path = Path::new("u.toml");
-        let nothing = ListenArgs::default;
-        assert_eq!(whole().with_file(nothing(), path).unwrap(), whole());
-        assert_eq!(nothing().with_file(whole(), path).unwrap(), whole());
-        let listen = || ListenArgs { listen: vec![place("unix:/a")], ..nothing() };
-        let places = |args: ListenArgs| args.with_file(listen(), path).unwrap().listen.len();
-        assert_eq!((places(nothing()), places(listen())), (1, 2));
-        for (name, option) in [
-            ("socket-owner", ListenArgs { socket_owner: Some(0), ..nothing() }),
-            ("socket-group", ListenArgs { socket_group: Some(2), ..nothing() }),
-            ("socket-mode", ListenArgs { socket_mode: Some(0), ..nothing() }),
-            ("tls-cert", ListenArgs { tls_cert: Some("d".into()), ..nothing() }),
-            ("tls-key", ListenArgs { tls_key: Some("k".into()), ..nothing() }),
-            ("tls-client-ca", ListenArgs { tls_client_ca: Some("d".into()), ..nothing() }),
-            ("tls-anyone", ListenArgs { tls_anyone: Some(true), ..nothing() }),
-            ("max-connections", ListenArgs { max_connections: Some(3), ..nothing() }),
-        ] {
-            let said = option.with_file(whole(), path).unwrap_err().into_line();
-            assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in one of them"));
-        }
-    }
 }

@@ -4,7 +4,6 @@ pub mod size_expr;
 pub mod toml_text;
 pub mod settings;
 pub mod settings_file;
-pub mod policy_file;
 pub mod device_options;
 pub mod listen_args;
 pub mod plan;

@@ -76,7 +76,6 @@ pub struct SurviveArgs {
 }
 
 impl SurviveArgs {
-    /// Returns a plan with these settings.
     #[must_use]
     pub fn applied_to(&self, plan: DaemonPlan) -> DaemonPlan {
         let give_up_after = Duration::from_secs(self.give_up_after);
@@ -117,7 +116,6 @@ pub enum Charging {
     Unsafe(String),
 }
 
-/// The plan of a device.
 #[derive(Debug)]
 pub struct DevicePlan {
     pub name: String,
@@ -148,7 +146,6 @@ pub enum Attached {
     Swap(SwapPlan),
 }
 
-/// The plan of a swap area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwapPlan {
     /// Its priority; if `None`, the kernel chooses.
@@ -187,8 +184,7 @@ impl DaemonPlan {
         fuse::MountOptions { max_io_bytes, refuses_shared_mappings, starts_no_threads, ..self.files }
     }
 
-    /// Returns the mount point, if the daemon mounts its files: the given one, or the default if a device is
-    /// to be attached.
+    /// Returns the mount point, if the daemon mounts its files: by default if a device is to be attached.
     pub fn mount_dir(&self) -> Option<PathBuf> {
         let attaches = self.devices.iter().any(|device| device.attached != Attached::No);
         self.mount.clone().or_else(|| attaches.then(|| self.runtime_dir.join(MOUNT_DIR)))
@@ -242,8 +238,7 @@ impl DevicePlan {
         DevicePlan { name: name.to_owned(), settings, attached, export, advance_bytes: None }
     }
 
-    /// Returns who may open the device over NBD. A device to be attached is restricted from the start, so
-    /// that no client opens it first.
+    /// A device to be attached is restricted from the start, so that no NBD client opens it first.
     pub fn export_policy(&self) -> ExportPolicy {
         let ExportArgs { export, read_only } = self.export;
         match (self.attached, export) {
@@ -378,42 +373,44 @@ mod tests {
     use super::*;
     use crate::config::settings::SettingRow;
 
+    const SWAP: Attached = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
+
+    fn plan(attached: Attached, advance_bytes: Option<u64>) -> DaemonPlan {
+        let device =
+            DevicePlan { attached, advance_bytes, ..DevicePlan::new("a", DeviceSettings::default()) };
+        DaemonPlan::new(PathBuf::from("/run/x"), vec![device]).expect("a short path")
+    }
+
+    fn defaults(device: &DevicePlan) -> Vec<(&'static str, Cow<'static, str>)> {
+        device.defaults().collect()
+    }
+
     #[test]
     fn a_swap_device_has_a_reserve_and_no_lists_without_use() {
-        let defaults = |attached, set: &[&'static str]| {
-            let mut settings = DeviceSettings::default();
+        let names = |attached, advance_bytes, set: &[&'static str]| {
+            let mut device = plan(attached, advance_bytes).devices.remove(0);
             for (row, name) in set.iter().filter_map(|attribute| SettingRow::find(attribute)) {
-                let value =
-                    ["8M", "none", "0"].into_iter().find(|value| settings.add(row, name, value, "").is_ok());
+                let mut values = ["8M", "none", "0"].into_iter();
+                let value = values.find(|value| device.settings.add(row, name, value, "").is_ok());
                 assert!(value.is_some(), "{name}");
             }
-            let plan = DevicePlan { attached, ..DevicePlan::new("a", settings) };
-            plan.defaults().map(|(attribute, _)| attribute).collect::<Vec<_>>()
+            defaults(&device).into_iter().map(|(attribute, _)| attribute).collect::<Vec<_>>()
         };
-        let swap = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
         let recompression = ["recomp_algorithm", "recompress_after"];
         let and = |defaults: &[&'static str]| [defaults, &recompression].concat();
-        assert_eq!(defaults(swap, &[]), and(&["comp_algorithm", "reserve", "lru_enable"]));
-        assert_eq!(defaults(swap, &["reserve", "lru_enable"]), and(&["comp_algorithm"]));
-        assert_eq!(defaults(swap, &["backing_dev"]), ["comp_algorithm", "reserve"]);
-        assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
-        let device = DevicePlan { attached: swap, ..DevicePlan::new("a", DeviceSettings::default()) };
-        let device = DevicePlan { advance_bytes: Some(SWAP_RESERVE_BYTES), ..device };
-        let in_advance: Vec<_> = device.defaults().map(|(attribute, _)| attribute).collect();
+        assert_eq!(names(SWAP, None, &[]), and(&["comp_algorithm", "reserve", "lru_enable"]));
+        assert_eq!(names(SWAP, None, &["reserve", "lru_enable"]), and(&["comp_algorithm"]));
+        assert_eq!(names(SWAP, None, &["backing_dev"]), ["comp_algorithm", "reserve"]);
+        assert_eq!(names(Attached::Block, None, &[]), [""; 0]);
+        let in_advance = names(SWAP, Some(SWAP_RESERVE_BYTES), &[]);
         assert_eq!(in_advance, ["comp_algorithm", "reserve", "lru_enable"], "nothing is compressed again");
     }
 
     #[test]
     fn a_device_charged_in_advance_has_a_reserve_of_all_of_its_memory() {
-        let device = DevicePlan {
-            attached: Attached::Block,
-            advance_bytes: Some(8 << 20),
-            ..DevicePlan::new("a", DeviceSettings::default())
-        };
-        let defaults: Vec<_> = device.defaults().map(|(name, value)| (name, value.into_owned())).collect();
+        let plan = plan(Attached::Block, Some(8 << 20));
         let wanted = [("mem_limit", "8388608"), ("reserve", "8388608"), ("lru_enable", "0")];
-        assert_eq!(defaults, wanted.map(|(name, value)| (name, value.to_owned())));
-        let plan = DaemonPlan::new(PathBuf::from("/run/x"), vec![device]).expect("a short path");
+        assert_eq!(defaults(&plan.devices[0]), wanted.map(|(name, value)| (name, value.into())));
         assert!(plan.mortal().is_none() && !plan.is_protected());
         let plan = DaemonPlan { charging: Charging::InAdvance, ..plan };
         assert!(plan.mortal().is_some_and(|why| why.contains("version 1")) && plan.is_protected());
@@ -427,11 +424,9 @@ mod tests {
 
     #[test]
     fn requests_are_as_long_as_what_makes_them() {
-        let swap = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
-        for (attached, max_io_bytes) in [(swap, SWAP_IO_BYTES), (Attached::Block, fuse::MAX_IO_BYTES as u32)]
+        for (attached, max_io_bytes) in [(SWAP, SWAP_IO_BYTES), (Attached::Block, fuse::MAX_IO_BYTES as u32)]
         {
-            let device = DevicePlan { attached, ..DevicePlan::new("a", DeviceSettings::default()) };
-            let plan = DaemonPlan::new(PathBuf::from("/run/x"), vec![device]).expect("a short path");
+            let plan = plan(attached, None);
             assert_eq!(plan.mount_options(), fuse::MountOptions { max_io_bytes, ..plan.files });
         }
     }

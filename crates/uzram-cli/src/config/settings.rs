@@ -46,7 +46,6 @@ impl Form {
     }
 }
 
-/// A row of the table.
 #[derive(Debug)]
 pub struct SettingRow {
     pub attribute: &'static str,
@@ -85,9 +84,7 @@ const DISKSIZE: SettingRow = SettingRow {
     ..SIZE
 };
 const POLICY: SettingRow = SettingRow { is_policy: true, ..TEXT };
-/// Settings of recompression.
 const RECOMPRESSED: SettingRow = SettingRow { needs: Some("recomp_algorithm"), ..POLICY };
-/// Settings of the backing device.
 const BACKED: SettingRow = SettingRow { needs: Some("backing_dev"), ..POLICY };
 const BACKED_SWITCH: SettingRow = SettingRow { form: Form::Switch, value_name: "0|1", ..BACKED };
 
@@ -114,7 +111,6 @@ static DESIGNS: &[SettingRow] = &[
 #[cfg(not(feature = "designs"))]
 static DESIGNS: &[SettingRow] = &[];
 
-/// The settings of a new device.
 pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "comp_algorithm",
@@ -205,8 +201,7 @@ pub fn all() -> impl Iterator<Item = &'static SettingRow> {
 }
 
 impl SettingRow {
-    /// Returns the row of a setting and the name as the table has it; `name` is the attribute's name or an
-    /// alias.
+    /// Returns the row of a setting by its attribute's name or an alias, and that name as the table has it.
     pub fn find(name: &str) -> Option<(&'static SettingRow, &'static str)> {
         let name = name.replace('-', "_");
         all().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
@@ -261,13 +256,6 @@ pub struct Setting {
     pub value: String,
 }
 
-impl Setting {
-    /// Returns whether it switches off what the attribute sets.
-    pub fn is_off(&self) -> bool {
-        switches_off(&self.value)
-    }
-}
-
 /// Returns whether the value of an attribute switches off what that sets.
 pub fn switches_off(value: &str) -> bool {
     value.trim() == "none" || value.split_whitespace().any(|word| word == NO_ALGORITHM)
@@ -318,7 +306,7 @@ impl DeviceSettings {
     /// not by default: at the limit, each would be before any is written back, which is too slow for writers.
     pub fn recompresses_swap(&self) -> bool {
         match self.get("recomp_algorithm") {
-            Some(setting) => !setting.is_off(),
+            Some(setting) => !switches_off(&setting.value),
             None => self.get("backing_dev").is_none(),
         }
     }
@@ -326,7 +314,7 @@ impl DeviceSettings {
     /// Fails if a setting has no effect without another one.
     fn refuse_idle(&self, prefix: &str, swaps: bool) -> Result<()> {
         let is_missing = |needed: &&str| match self.get(needed) {
-            Some(setting) => setting.is_off(),
+            Some(setting) => switches_off(&setting.value),
             None => !(swaps && *needed == "recomp_algorithm" && self.recompresses_swap()),
         };
         for Setting { origin, attribute, value } in &self.0 {

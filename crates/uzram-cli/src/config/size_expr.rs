@@ -5,23 +5,21 @@
 //! variables are those of [`Memory`]. In zram-generator's `zram-size`, which is alike, plain numbers and
 //! `ram` are MiB: so a number without a unit where a size is expected, but for 0, is refused.
 
+use std::ops::RangeInclusive;
+use std::result;
+
 use uzram::machine_memory::{self, Memory};
 use uzram::units::{PAGE_SIZE, parse_size, unit_bytes};
 use uzram::{Error, Result};
 
-/// The longest expression accepted.
 const MAX_CHARS: usize = 200;
 /// The deepest nesting of parentheses accepted.
 const MAX_DEPTH: usize = 32;
 
 const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
 
-/// Reads a size of an option or a file, plain or an expression. An attribute takes plain numbers as bytes, as
-/// the kernel does; here they need a unit, unless they are 0.
-///
-/// # Errors
-/// `Invalid`: of a plain size the message is that of [`parse_size`], as an attribute would give it; else as
-/// [`evaluate`].
+/// Reads a size of an option or a file, plain or an expression. Fails with `Invalid`: of a plain size the
+/// message is that of [`parse_size`], as an attribute would give it; else as [`evaluate`].
 pub fn read(text: &str, memory: impl FnOnce() -> Result<Memory>) -> Result<u64> {
     let trimmed = text.trim();
     let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit());
@@ -35,19 +33,19 @@ pub fn read(text: &str, memory: impl FnOnce() -> Result<Memory>) -> Result<u64> 
     }
 }
 
-/// Reads a size of the command line.
-///
-/// # Errors
-/// As [`read`].
+/// Reads a size of the command line. Fails as [`read`].
 pub fn of_option(text: &str) -> Result<u64> {
     read(text, machine_memory::read)
 }
 
-/// Evaluates an expression to bytes, rounded down to whole pages.
-///
-/// # Errors
-/// `Invalid` for a syntax error (with its column), or if the result is less than a page or does not fit into
-/// 64 bits.
+/// Reads a size of the command line that lies in a range, `shown` as in "4K to 16G".
+pub fn of_option_within(text: &str, range: RangeInclusive<u64>, shown: &str) -> result::Result<u64, String> {
+    let bytes = of_option(text).map_err(|error| error.to_string())?;
+    if range.contains(&bytes) { Ok(bytes) } else { Err(format!("write {shown}")) }
+}
+
+/// Evaluates an expression to bytes, rounded down to whole pages. Fails with `Invalid` for a syntax error
+/// (with its column), or if the result is less than a page or does not fit into 64 bits.
 pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
     if text.chars().count() > MAX_CHARS {
         return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters")));
@@ -91,7 +89,6 @@ struct Value {
     bare: Option<usize>,
 }
 
-/// A binary operator.
 type Operator = fn(f64, f64) -> f64;
 
 impl<'a> Parser<'a> {
@@ -128,8 +125,7 @@ impl<'a> Parser<'a> {
         Ok(value)
     }
 
-    /// Checks that two values that are added or compared are both sizes or both factors, and returns their
-    /// `bare`.
+    /// Checks that two values to add or compare are both sizes or both factors; returns their `bare`.
     fn alike(&self, left: Value, right: Value) -> Result<Option<usize>> {
         match (left.bare, right.bare) {
             (Some(place), None) | (None, Some(place)) => Err(self.lacks_unit(place)),
@@ -465,8 +461,8 @@ mod tests {
         text.into_iter().collect()
     }
 
-    /// The value of a text is that of the naive evaluator; a rejection has a message; parentheses around the
-    /// whole text change nothing; a plain size with a unit is the same as elsewhere.
+    /// Also: a rejection has a message, parentheses change nothing, and a plain size is the same as
+    /// elsewhere.
     #[test]
     fn values_are_those_of_a_naive_evaluator() {
         let (mut valid, mut too_long, mut too_deep) = (0, 0, 0);
@@ -545,8 +541,7 @@ mod tests {
     }
 
     /// Evaluates a text by splitting it at its weakest operator. Returns its value, and whether that is a
-    /// size and not a factor; `None` if it is invalid, a part of it is not a number, or sizes and factors
-    /// are added or compared.
+    /// size and not a factor; `None` if it is invalid.
     fn naive(text: &str, memory: &Memory) -> Option<(f64, bool)> {
         let text = text.trim();
         for signs in [&['+', '-'], &['*', '/']] {

@@ -18,7 +18,6 @@ use crate::failure::{self, Failure};
 use crate::other_words;
 
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// How much of a line a message quotes.
 const MAX_QUOTED_CHARS: usize = 60;
 
 pub fn read(path: &Path) -> std::io::Result<String> {
@@ -48,7 +47,6 @@ impl Source<'_> {
         self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default().trim()
     }
 
-    /// Returns a failure with the position, the line's text and the reason.
     pub fn failure(&self, span: &Range<usize>, why: impl Display) -> Failure {
         let quoted: String = self.line(span).chars().take(MAX_QUOTED_CHARS).collect();
         let quoted = if quoted.is_empty() { quoted } else { format!("'{quoted}': ") };
@@ -69,7 +67,6 @@ impl Source<'_> {
         format!("{advice}{of_other}")
     }
 
-    /// Returns the failure for a parser's error.
     pub fn parser_failure(&self, error: &toml::de::Error) -> Failure {
         match error.span() {
             Some(span) => self.failure(&span, format!("{}{}", error.message(), self.unquoted(&span))),

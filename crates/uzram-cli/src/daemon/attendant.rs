@@ -25,7 +25,6 @@ use crate::system::descriptors::leave_caller;
 use crate::system::interrupts::{ENDING_SIGNALS, unblock_signals_of};
 use crate::system::runtime_dir::RuntimeArgs;
 
-/// The hidden command.
 const COMMAND: &str = "attendant";
 /// The process's name. Not `uzram`: killing all `uzram` processes by name must not kill this one before the
 /// daemon.
@@ -40,7 +39,6 @@ pub struct AttendantArgs {
     runtime: RuntimeArgs,
 }
 
-/// A request to the attendant.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// To attach a device, and swap to it if there is a plan.
@@ -77,7 +75,7 @@ impl Attendant {
         let (link, its) = Link::pair()?;
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("uzram").arg(COMMAND).arg("--runtime-dir").arg(runtime_dir).env_clear();
-        command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(its.0).stdout(Stdio::null()).stderr(Stdio::null());
         let pid = Pid::from_child(&unblock_signals_of(&mut command).spawn()?);
         // `command` holds the attendant's end of the socket, which must not stay open here.
         drop(command);
@@ -123,7 +121,7 @@ fn serve(daemon: &Daemon) -> io::Result<()> {
         // SAFETY: the handler does nothing.
         unsafe { signal_hook::low_level::register(signal, || {}) }?;
     }
-    let link = Link::from_fd(io::stdin().as_fd().try_clone_to_owned()?);
+    let link = Link(io::stdin().as_fd().try_clone_to_owned()?);
     let null = OwnedFd::from(std::fs::File::open("/dev/null")?);
     rustix::stdio::dup2_stdin(null)?;
     // Tells the daemon that this process is ready.
@@ -185,8 +183,6 @@ fn carry_out(daemon: &Daemon, request: Request) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

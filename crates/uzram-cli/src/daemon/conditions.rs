@@ -97,12 +97,9 @@ fn read(exports: &Exports, clients: &Clients) -> Vec<Reading> {
 
 fn of_device(device: &Device) -> [Reading; 3] {
     let (counts, backing) = (device.counts(), device.backing_stats());
-    let reading = |condition, text, count, level| Reading {
-        subject: device.name().to_owned(),
-        condition,
-        text,
-        count,
-        level,
+    let reading = |condition, text, count, level| {
+        let subject = device.name().to_owned();
+        Reading { subject, condition, text, count, level }
     };
     let is_drained = counts.reserve_drained > 0 && counts.limit_refused == 0;
     let state = device.backing_state();
@@ -139,12 +136,9 @@ fn of_device(device: &Device) -> [Reading; 3] {
 }
 
 fn of_listener(address: &ListenAddress, counts: &TurnedAway, max_clients: usize) -> [Reading; 4] {
-    let reading = |condition, text, count| Reading {
-        subject: format!("NBD at {address}"),
-        condition,
-        text,
-        count,
-        level: Level::Clear,
+    let reading = |condition, text, count| {
+        let (subject, level) = (format!("NBD at {address}"), Level::Clear);
+        Reading { subject, condition, text, count, level }
     };
     let places = format!(
         "clients were refused: all places are taken (max-connections is {max_clients}; `uzram clients` lists them)"

@@ -129,7 +129,6 @@ impl<'a> Episode<'a> {
         Episode { key, seen: 0, open, kept, calm_ms: CALM_MS, ended_ms: None }
     }
 
-    /// Takes note of the condition. Returns a line to log, if any.
     fn look(&mut self, reading: &Reading, now_ms: u64) -> Option<String> {
         let Reading { subject, condition, text, count, level } = reading;
         // A device that was reset counts from 0 again.
@@ -267,7 +266,6 @@ mod tests {
         );
     }
 
-    /// Whatever happens, lines begin and end by turns, all failures are counted, and there are few lines.
     #[test]
     fn random_failures_are_all_counted_in_few_lines() {
         for seed in 0..12 {

@@ -6,28 +6,22 @@
 
 use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-use uzram::device::Device;
 
 use crate::failure::{Context, Result};
-use crate::output;
 use crate::system::interrupts::unblock_signals_of;
 use crate::system::protect::unprotect_child;
-use crate::system::runtime_dir::RUNTIME_DIR_VARIABLE;
-use crate::terminal::show;
+use crate::system::runtime_dir::{NBD_SOCKET, RUNTIME_DIR_VARIABLE, socket_path};
 
 /// How the command reaches the first device.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Address {
     pub name: String,
-    pub runtime_dir: PathBuf,
-    pub socket: PathBuf,
     /// The NBD URIs; the first is that of the NBD socket.
     pub uris: Vec<String>,
     pub block_device: Option<PathBuf>,
@@ -40,17 +34,18 @@ pub struct Running {
     asked: bool,
 }
 
-/// Starts `command` with `address` in its environment. The caller hears of its end by SIGCHLD, and asks
-/// [`Running::ended`].
-pub fn start(command: &str, address: &Address) -> Result<Running> {
+/// Starts `command` of the daemon in `runtime_dir` with `address` in its environment. The caller hears of its
+/// end by SIGCHLD, and asks [`Running::ended`].
+pub fn start(command: &str, runtime_dir: &Path, address: &Address) -> Result<Running> {
     let own_group = !io::stdin().is_terminal();
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
     shell.envs(address.uris.first().map(|uri| ("uri", uri)));
     shell.envs(address.block_device.as_ref().map(|device| ("device", device)));
-    shell.env("uris", address.uris.join(" ")).env("socket", &address.socket).env("name", &address.name);
+    shell.env("uris", address.uris.join(" ")).env("name", &address.name);
+    shell.env("socket", socket_path(runtime_dir, NBD_SOCKET)?);
     // So that `uzram` commands that it runs find this daemon.
-    shell.env(RUNTIME_DIR_VARIABLE, &address.runtime_dir);
+    shell.env(RUNTIME_DIR_VARIABLE, runtime_dir);
     if own_group {
         shell.process_group(0);
     }
@@ -74,8 +69,7 @@ impl Running {
         }
     }
 
-    /// Returns what [`Running::from_parts`] takes: the process, whether it has a process group of its own,
-    /// and whether it was told to end.
+    /// Returns the process, whether it has a process group of its own, and whether it was told to end.
     pub fn parts(&self) -> (i32, bool, bool) {
         (self.pid.as_raw_pid(), self.own_group, self.asked)
     }
@@ -99,12 +93,6 @@ impl Running {
             tracing::warn!(%error, ?signal, "cannot signal the command");
         }
     }
-}
-
-/// Returns the statistics that are printed when the command has ended.
-pub fn summary(name: &str, device: &Device) -> Result<String> {
-    let stats = device.stats();
-    output::rendered(&json!({ "name": name, "stats": stats }), |_| show::stats_table(name, &stats))
 }
 
 fn exit_code(status: ExitStatus) -> u8 {

@@ -20,7 +20,7 @@ use crate::daemon::survive::handover::{Number, State};
 use crate::daemon::survive::lives::Lives;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors;
-use crate::system::protect::{self, protect};
+use crate::system::protect::{self, measure, protect};
 use crate::system::runtime_dir::RuntimeDir;
 
 /// No lock, record or table of a daemon is longer; what its devices need is checked when they are made.
@@ -31,14 +31,12 @@ pub struct Held {
     pub plan: DaemonPlan,
     /// What protects this process; those that it forks repeat some of it ([`Held::protect`]).
     pub protection: Vec<MeasureJson>,
-    /// The connection of the files; `None` without files.
     pub connection: Option<Arc<fuse::Connection>>,
     /// Connections that failed, of files that other programs may still have open.
     pub failed: Vec<Arc<fuse::Connection>>,
     pub lives: Arc<Lives>,
-    /// What outlives the process that serves the files.
     pub ledger: Arc<fuse::Ledger>,
-    pub nbd: Arc<nbd::Sockets>,
+    pub nbd: nbd::Sockets,
     pub control: UnixListener,
     pub dir: RuntimeDir,
 }
@@ -68,7 +66,7 @@ impl Held {
             plan.mount_dir().map(|mount_dir| mount(&mount_dir, &plan, plan.mount_options(), &recorder));
         let mounted = mounted.transpose()?;
         let connection = mounted.map(Arc::new);
-        let (ledger, nbd) = (Arc::new(ledger), Arc::new(nbd));
+        let ledger = Arc::new(ledger);
         Ok(Held { plan, protection, connection, failed: Vec::new(), lives, ledger, nbd, control, dir })
     }
 
@@ -100,7 +98,7 @@ impl Held {
             failed: Vec::new(),
             lives: Arc::new(Lives::from_fd(lives?).context(what)?),
             ledger: Arc::new(fuse::Ledger::from_fd(ledger?)?),
-            nbd: Arc::new(nbd::Sockets::adopt(&plan.nbd.listen, nbd)?),
+            nbd: nbd::Sockets::adopt(&plan.nbd.listen, nbd)?,
             control: take(&state.control)?.into(),
             dir: RuntimeDir::adopt(plan.runtime_dir.clone(), dir?, lock?),
             protection: state.protection.clone(),
@@ -151,7 +149,7 @@ impl Held {
         } else {
             Vec::new()
         };
-        let charged = |refused| MeasureJson { what: "memory charged in advance".to_owned(), refused };
+        let charged = |refused| measure("memory charged in advance", refused);
         match &plan.charging {
             Charging::AsUsed => {}
             Charging::InAdvance => protection.push(charged(None)),
@@ -189,8 +187,7 @@ fn mount(
 /// Has the memory that outlives processes never be swapped out: it would come back only through a swap area
 /// that is in it.
 fn stay_out_of_swap() -> MeasureJson {
-    let refused = keep_memory_out_of_swap().err().map(|error| error.to_string());
-    MeasureJson { what: "contents kept out of swap".to_owned(), refused }
+    measure("contents kept out of swap", keep_memory_out_of_swap().err().map(|error| error.to_string()))
 }
 
 impl Drop for Held {

@@ -19,7 +19,6 @@ use crate::failure::{Failure, Result};
 use crate::swap::room;
 use crate::system::protect;
 
-/// Returns the plan with what this process's memory cgroup demands.
 pub fn fit(plan: DaemonPlan) -> Result<DaemonPlan> {
     let limit = plan.mount_dir().and_then(|_| machine_memory::version_1_limit());
     let Some(limit) = limit.filter(|_| !protect::can_be_io_flusher()) else { return Ok(plan) };

@@ -4,9 +4,8 @@ use std::ffi::OsStr;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
@@ -18,11 +17,11 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reports that the devices are served; `status` is a line for people.
 pub fn ready(status: &str) {
-    notify(&["READY=1", &format!("STATUS={status}")]);
+    tell("READY=1\n", status);
 }
 
 pub fn status(status: &str) {
-    notify(&[&format!("STATUS={status}")]);
+    tell("", status);
 }
 
 /// Has the manager keep a duplicate of a descriptor, by this name, until the next start of the service.
@@ -31,85 +30,85 @@ pub fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    send_all(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), &mut ancillary)
+    store_or_forget(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), &mut ancillary)
 }
 
 /// Has the manager close what it keeps by this name.
 pub fn forget(name: &str) -> io::Result<()> {
-    send_all(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &mut SendAncillaryBuffer::default())
+    store_or_forget(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &mut SendAncillaryBuffer::default())
 }
 
-/// Sends a message that must arrive: waits for the manager to read, for a while.
-fn send_all(message: &str, ancillary: &mut SendAncillaryBuffer<'_, '_, '_>) -> io::Result<()> {
+fn store_or_forget(message: &str, ancillary: &mut SendAncillaryBuffer<'_, '_, '_>) -> io::Result<()> {
     let socket = std::env::var_os(SOCKET).ok_or(io::ErrorKind::NotFound)?;
-    let address = match socket.as_bytes() {
-        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
-        path => SocketAddrUnix::new(path)?,
-    };
-    let sender = UnixDatagram::unbound()?;
-    sender.set_write_timeout(Some(STORE_TIMEOUT))?;
-    let message = [IoSlice::new(message.as_bytes())];
-    sendmsg_addr(&sender, &address, &message, ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
+    send(&socket, message, ancillary, Some(STORE_TIMEOUT))
 }
 
-/// Sends assignments to the manager, if there is one. A failure is only logged.
-fn notify(assignments: &[&str]) {
+/// Tells the manager, if there is one. A failure is only logged.
+fn tell(first: &str, status: &str) {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    if let Err(error) = send(&socket, assignments) {
+    if let Err(error) = send(&socket, &with_status(first, status), &mut SendAncillaryBuffer::default(), None)
+    {
         tracing::warn!("cannot tell the service manager at {SOCKET}={}: {error}", socket.display());
     }
 }
 
-fn send(socket: &OsStr, assignments: &[&str]) -> io::Result<()> {
+fn with_status(first: &str, status: &str) -> String {
+    // An assignment is one line.
+    format!("{first}STATUS={}", status.replace('\n', " "))
+}
+
+/// Sends a message; waits for so long for a manager that does not read, or not at all.
+fn send(
+    socket: &OsStr,
+    message: &str,
+    ancillary: &mut SendAncillaryBuffer<'_, '_, '_>,
+    patience: Option<Duration>,
+) -> io::Result<()> {
     let address = match socket.as_bytes() {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        [b'/', ..] => SocketAddr::from_pathname(socket)?,
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        path @ [b'/', ..] => SocketAddrUnix::new(path)?,
         _ => return Err(io::Error::other("neither a path from the root nor '@' and a name")),
     };
-    // An assignment is one line.
-    let lines: Vec<_> = assignments.iter().map(|line| line.replace('\n', " ")).collect();
-    let message = lines.join("\n");
-    // Do not wait for a manager that does not read.
     let sender = UnixDatagram::unbound()?;
-    sender.set_nonblocking(true)?;
-    sender.send_to_addr(message.as_bytes(), &address)?;
+    sender.set_nonblocking(patience.is_none())?;
+    sender.set_write_timeout(patience)?;
+    sendmsg_addr(&sender, &address, &[IoSlice::new(message.as_bytes())], ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::SocketAddr;
+
     use super::*;
 
-    fn received(manager: &UnixDatagram) -> String {
-        let mut message = [0; 200];
-        let len = manager.recv(&mut message).unwrap();
-        str::from_utf8(&message[..len]).unwrap().to_owned()
+    fn send_at_once(socket: &str, status: &str) -> io::Result<()> {
+        let message = with_status("READY=1\n", status);
+        send(socket.as_ref(), &message, &mut SendAncillaryBuffer::default(), None)
     }
 
     #[test]
-    fn the_manager_hears_of_it_at_a_path_or_an_abstract_name() {
+    fn a_manager_hears_of_it_wherever_it_is_and_holds_up_nobody() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
-        let manager = UnixDatagram::bind(&path).unwrap();
-        send(path.as_os_str(), &["READY=1", "STATUS=two\nlines"]).unwrap();
-        assert_eq!(received(&manager), "READY=1\nSTATUS=two lines");
-
+        let at_path = path.to_str().unwrap();
+        for socket in [at_path, "notify", ""] {
+            assert!(send_at_once(socket, "").is_err(), "nobody is there: {socket}");
+        }
         let name = format!("uzram-notify-test-{}", std::process::id());
-        let manager = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-        send(OsStr::new(&format!("@{name}")), &["STOPPING=1"]).unwrap();
-        assert_eq!(received(&manager), "STOPPING=1");
-    }
-
-    #[test]
-    fn a_manager_that_is_not_there_or_does_not_read_holds_up_nobody() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("notify");
-        assert!(send(path.as_os_str(), &["READY=1"]).is_err());
-        assert!(send(OsStr::new("notify"), &["READY=1"]).is_err());
-        assert!(send(OsStr::new(""), &["READY=1"]).is_err());
-        let _manager = UnixDatagram::bind(&path).unwrap();
-        let full = (0..1_000_000).find(|_| send(path.as_os_str(), &["STATUS=again"]).is_err());
-        assert!(full.is_some());
+        let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
+        for (manager, socket) in [
+            (UnixDatagram::bind(&path).unwrap(), at_path),
+            (UnixDatagram::bind_addr(&abstract_name).unwrap(), &format!("@{name}")),
+        ] {
+            send_at_once(socket, "two\nlines").unwrap();
+            let mut message = [0; 200];
+            let len = manager.recv(&mut message).unwrap();
+            assert_eq!(str::from_utf8(&message[..len]), Ok("READY=1\nSTATUS=two lines"));
+            // It does not read any more.
+            let full = (0..1_000_000).find(|_| send_at_once(socket, "again").is_err());
+            assert!(full.is_some());
+        }
     }
 }

@@ -1,12 +1,6 @@
 //! The process that waits for the death of the one that serves, and serves then.
 //!
-//! 1. It maps the memory of all devices ahead, and follows it as it grows ([`Mirror`]).
-//! 2. Its main thread waits for the seat ([`Lives::take_seat`]). It gets it as soon as the main thread of the
-//!    process that serves is dying.
-//! 3. It waits until no other thread of that process can run any more, and restores the devices from their
-//!    memory.
-//! 4. It serves like any worker ([`worker::serve`]); the kernel sends it the requests for files that were not
-//!    answered.
+//! `docs/internals/take-over.md` describes each step.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -290,7 +284,6 @@ fn follow(mapped: &mut Vec<Mapped>, orders: &Link, stop: &Stop, lives: &Lives) -
     is_over
 }
 
-/// Carries out the orders that are there.
 fn take_orders(mapped: &mut Vec<Mapped>, orders: &Link) {
     let has_order = || {
         let mut fds = [PollFd::new(orders, PollFlags::IN)];

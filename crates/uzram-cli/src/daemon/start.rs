@@ -8,8 +8,8 @@ use uzram::machine_memory::Memory;
 
 use crate::config::config_file;
 use crate::config::plan::DaemonPlan;
-use crate::config::policy_file;
 use crate::config::settings::{DeviceSettings, Setting};
+use crate::config::settings_file;
 use crate::config::toml_text::Source;
 use crate::daemon::up::UpArgs;
 use crate::failure::{Failure, Result};
@@ -17,15 +17,12 @@ use crate::failure::{Failure, Result};
 /// A runtime directory that is not accessed.
 const ANY_DIR: &str = "/run/uzram";
 
-/// Returns the plan of `uzram up --config`.
-///
-/// # Errors
-/// The file cannot be read or is invalid.
+/// Returns the plan of `uzram up --config`. Fails if the file cannot be read or is invalid.
 pub(crate) fn plan_file(path: &Path) -> Result<DaemonPlan> {
     let mut word = OsString::from("--config=");
     word.push(path);
     let args = UpArgs::from_words([word])?;
-    checked(&args, Some(config_file::read(path)?))
+    checked(&args, Some(config_file::read(path, args.listen.clone())?))
 }
 
 fn checked(args: &UpArgs, config: Option<config_file::ConfigFile>) -> Result<DaemonPlan> {
@@ -49,20 +46,14 @@ pub struct Planned {
 }
 
 /// Plans `uzram up` with these options; `config` is the text of the file that they name with `--config`, if
-/// any.
-///
-/// # Errors
-/// The message that `uzram up` would print.
+/// any. Fails with the message that `uzram up` would print.
 pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Result<Planned, String> {
     plan_text(words, config, memory).map_err(Failure::into_line)
 }
 
-/// Returns what a file of `--policy` with this text sets.
-///
-/// # Errors
-/// The message that `uzram up` would print.
+/// Returns what a file of `--policy` with this text sets. Fails with the message of `uzram up`.
 pub fn policy(text: &str) -> std::result::Result<Values, String> {
-    let settings = policy_file::settings(Source { name: "policy.toml", text });
+    let settings = settings_file::policy(Source { name: "policy.toml", text });
     settings.map(|settings| values(&settings)).map_err(Failure::into_line)
 }
 
@@ -70,7 +61,7 @@ fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned>
     let args = UpArgs::from_words(words.iter().map(OsString::from))?;
     let parse = |path: &Path| {
         let name = path.display().to_string();
-        config_file::parse(Source { name: &name, text: config }, memory)
+        config_file::parse(Source { name: &name, text: config }, memory, args.listen.clone())
     };
     let plan = checked(&args, args.config.as_deref().map(parse).transpose()?)?;
     let devices = plan.devices.into_iter().map(|device| (device.name, values(&device.settings))).collect();

@@ -25,7 +25,6 @@ pub struct Started {
     pub attached: Vec<AttachedBlock>,
 }
 
-/// A device.
 #[derive(Serialize)]
 pub struct StartedDevice {
     name: String,
@@ -36,7 +35,6 @@ pub struct StartedDevice {
     mem_fixed_bytes: u64,
 }
 
-/// A block device.
 #[derive(Serialize)]
 pub struct AttachedBlock {
     pub name: String,

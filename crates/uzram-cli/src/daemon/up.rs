@@ -45,7 +45,7 @@ pub struct UpArgs {
     #[command(flatten)]
     export: ExportArgs,
     #[command(flatten)]
-    listen: ListenArgs,
+    pub listen: ListenArgs,
     /// Show each device as a file, DIR/NAME/disk, and its attributes beside it; needs FUSE
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
@@ -69,7 +69,8 @@ pub struct UpArgs {
 
 impl UpArgs {
     pub fn plan(&self) -> Result<DaemonPlan> {
-        let config = self.config.as_deref().map(config_file::read).transpose()?;
+        let read = |path| config_file::read(path, self.listen.clone());
+        let config = self.config.as_deref().map(read).transpose()?;
         self.plan_with(config, self.runtime.path()?)
     }
 
@@ -80,7 +81,7 @@ impl UpArgs {
         args.map_err(|error| crate::failure::usage_failure(&error))
     }
 
-    /// Returns the plan of these options and of `config`, the file of `--config`.
+    /// Returns the plan of these options and of `config`, the file of `--config`, read with their `listen`.
     pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
         if let (Some(path), Some(option)) = (&self.config, self.of_device()) {
             return Err(Failure::usage(format!(
@@ -88,16 +89,15 @@ impl UpArgs {
                 path.display()
             )));
         }
-        let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
+        let ConfigFile { mount, cpu_latency, nbd, devices, left_out } = match config {
             Some(config) => config,
-            None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
-        };
-        let listen = match &self.config {
-            Some(path) => self.listen.clone().with_file(keys, path)?,
-            None => self.listen.clone(),
+            None => {
+                let (devices, nbd) = (vec![self.device_plan()?], self.listen.clone());
+                ConfigFile { devices, nbd, ..ConfigFile::default() }
+            }
         };
         let plan = DaemonPlan::new(runtime_dir, devices)?;
-        let nbd = listen.config(plan.nbd)?;
+        let nbd = nbd.config(plan.nbd)?;
         let absolute =
             |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));
         Ok(self.survive.applied_to(DaemonPlan {

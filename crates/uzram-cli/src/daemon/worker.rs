@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::json;
 use uzram::device::{Device, NamedBacking};
 use uzram::machine_memory;
 use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, in_use_by_clients};
@@ -20,7 +21,7 @@ use crate::daemon::attachments::{Attachments, RETRY};
 use crate::daemon::attendant::Attendant;
 use crate::daemon::conditions::Reporter;
 use crate::daemon::confine::{Needs, confine};
-use crate::daemon::exec::{self, Address};
+use crate::daemon::exec::Address;
 use crate::daemon::held::Held;
 use crate::daemon::memory_cgroup;
 use crate::daemon::started::{Started, StartedDevice, all_warnings};
@@ -31,8 +32,9 @@ use crate::output;
 use crate::swap::fresh_counts::FreshCounts;
 use crate::swap::{hibernation, room};
 use crate::system::protect::touch_heap;
-use crate::system::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, socket_path};
+use crate::system::runtime_dir::{CONTROL_SOCKET, socket_path};
 use crate::terminal::live::{self, LiveLine};
+use crate::terminal::show;
 
 /// A second ^C ends the daemon if it comes within this time of the first.
 const SECOND_WITHIN: Duration = Duration::from_secs(30);
@@ -70,7 +72,9 @@ pub fn serve(held: &Held, mut start: Start) -> Result<u8> {
     let ending = match (&plan.exec, worker.devices.first()) {
         (Some(_), Some(device)) => {
             worker.wait_for_command(&orders);
-            live::note(&exec::summary(&plan.devices[0].name, device)?);
+            let (name, stats) = (&plan.devices[0].name, device.stats());
+            let summary = json!({ "name": name, "stats": stats });
+            live::note(&output::rendered(&summary, |_| show::stats_table(name, &stats))?);
             Ending::WhenFree
         }
         _ => worker.wait_for_end(&orders),
@@ -117,7 +121,7 @@ impl<'a> Worker<'a> {
             let _ = nbd::reload_tls(plan.nbd.tls.as_ref());
         }
         let no_nbd = || "cannot serve NBD";
-        let server = nbd::Server::on(Arc::clone(&held.nbd), plan.nbd.clone(), exports.clone());
+        let server = nbd::Server::on(&held.nbd, plan.nbd.clone(), exports.clone());
         let server = server.context(no_nbd)?;
         let (uris, clients) = (Arc::new(uris(server.endpoints(), exports.clone())), server.clients());
         let no_thread = || "cannot start a thread";
@@ -149,7 +153,6 @@ impl<'a> Worker<'a> {
         let control = control::Server::start(
             held.control.try_clone().context(no_control)?,
             api,
-            control::Limits::default(),
             // An error means that the daemon is ending already.
             move |ending| _ = sender.send(Order::End(End::Client { force: ending == Ending::Forced })),
         );
@@ -200,13 +203,8 @@ impl<'a> Worker<'a> {
     /// send a request that kills.
     fn announce(&self, text: Option<String>) -> Result<()> {
         let name = self.plan.devices.first().map(|device| device.name.clone()).unwrap_or_default();
-        let address = Address {
-            runtime_dir: self.plan.runtime_dir.clone(),
-            socket: socket_path(&self.plan.runtime_dir, NBD_SOCKET)?,
-            uris: (self.uris)(&name),
-            block_device: self.attachments.device(&name),
-            name,
-        };
+        let (uris, block_device) = ((self.uris)(&name), self.attachments.device(&name));
+        let address = Address { uris, block_device, name };
         let status = format!("serving {} devices", self.devices.len());
         let (for_user, for_terminal) = match text {
             // Standard output belongs to the command, which the holder starts.
@@ -344,7 +342,6 @@ fn make(plan: &DaemonPlan, home: &Arc<Home>, devices: &mut Vec<Exported>) -> Res
     Ok(room::check(&all)?)
 }
 
-/// Returns what may go wrong later, for who starts the daemon.
 fn warnings(plan: &DaemonPlan, all: &[Arc<Device>]) -> Vec<String> {
     let memory = machine_memory::read().ok();
     let room = memory.and_then(|memory| {

@@ -68,7 +68,6 @@ pub fn limited_and_swapped() -> impl Iterator<Item = PathBuf> {
     cgroups.filter(Cgroup::is_limited_and_swapped).map(|cgroup| cgroup.dir)
 }
 
-/// A cgroup of the memory controller.
 #[derive(Debug)]
 struct Cgroup {
     dir: PathBuf,

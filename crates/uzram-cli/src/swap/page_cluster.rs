@@ -9,6 +9,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::failure::{Context, Result};
+
 /// The kernel's setting, and the number of this boot (random(4)).
 const SETTING: &str = "/proc/sys/vm/page-cluster";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -73,13 +75,13 @@ fn boot_id() -> io::Result<String> {
 }
 
 /// Sets it for a daemon's swap in the runtime directory `dir`.
-pub fn set(dir: &Path, value: u8) -> io::Result<()> {
-    Places::of(dir).set(value)
+pub fn set(dir: &Path, value: u8) -> Result<()> {
+    Places::of(dir).set(value).context(|| "cannot set vm.page-cluster; leave out --page-cluster")
 }
 
 /// Restores it, if it was set for that daemon's swap, and nobody has changed it since.
-pub fn restore(dir: &Path) -> io::Result<()> {
-    Places::of(dir).restore()
+pub fn restore(dir: &Path) -> Result<()> {
+    Places::of(dir).restore().context(|| "cannot restore vm.page-cluster")
 }
 
 #[cfg(test)]

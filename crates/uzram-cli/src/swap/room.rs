@@ -56,7 +56,6 @@ pub fn check(devices: &[Arc<Device>]) -> uzram::Result<()> {
     }
 }
 
-/// Checks that the devices, in this order, fit below the limit of this process's cgroup.
 fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> uzram::Result<()> {
     // The cgroup has no limit.
     if memory.limit_bytes >= memory.ram_bytes {

@@ -58,7 +58,6 @@ pub fn catch_size_limit() -> io::Result<()> {
     Ok(())
 }
 
-/// The signals that ask a process to end.
 pub const ENDING_SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 
 fn no_signals() -> libc::sigset_t {
@@ -110,7 +109,6 @@ impl SignalFd {
         Ok(SignalFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Returns the next signal, if one came.
     pub fn next(&self) -> Option<Caught> {
         // SAFETY: all fields are integers: zeros are valid.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };

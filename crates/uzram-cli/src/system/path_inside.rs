@@ -1,6 +1,6 @@
 //! Whether a path leads into a directory, by whatever names, and even if parts of both do not exist yet.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
@@ -17,25 +17,17 @@ pub fn is_inside(path: &Path, dir: &Path) -> bool {
     }
 }
 
-/// Splits a path into the part that exists, without symbolic links, and the rest.
+/// Splits an absolute path into the part that exists, without symbolic links, and the rest.
 fn split_existing(path: &Path) -> (PathBuf, PathBuf) {
-    match (path.canonicalize(), path.parent()) {
-        (Ok(existing), _) => (existing, PathBuf::new()),
-        (Err(_), None) => (path.to_owned(), PathBuf::new()),
-        (Err(_), Some(parent)) => {
-            let (mut existing, mut rest) = split_existing(parent);
-            match path.file_name() {
-                Some(name) => match existing.join(name).canonicalize() {
-                    // After a `..`.
-                    Ok(found) if rest.as_os_str().is_empty() => existing = found,
-                    _ => rest.push(name),
-                },
-                // The path ends in `..`.
-                None => _ = rest.pop() || existing.pop(),
-            }
-            (existing, rest)
+    let (mut existing, mut rest) = (PathBuf::new(), PathBuf::new());
+    for part in path.components() {
+        match existing.join(part).canonicalize() {
+            _ if part == Component::ParentDir => _ = rest.pop() || existing.pop(),
+            Ok(found) if rest.as_os_str().is_empty() => existing = found,
+            _ => rest.push(part),
         }
     }
+    (existing, rest)
 }
 
 /// Returns the numbers that identify a file. Sends no request to a file system that another process serves.

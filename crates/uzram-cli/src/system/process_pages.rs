@@ -251,10 +251,8 @@ fn private_ranges(maps: &str) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// Appends the resident anonymous pages of a range of addresses, by `PAGEMAP_SCAN`.
-///
-/// # Errors
-/// `ENOTTY`: the kernel does not have it. Others of the system.
+/// Appends the resident anonymous pages of a range of addresses, by `PAGEMAP_SCAN`. Fails with `ENOTTY` if
+/// the kernel does not have that.
 fn scan(pagemap: &File, range: Range<u64>, out: &mut Vec<Range<u64>>) -> Result<(), Errno> {
     let mut regions = [FoundPages { start: 0, end: 0, categories: 0 }; SCANNED_REGIONS];
     let mut start = range.start;

@@ -23,10 +23,8 @@ const POLL: Duration = Duration::from_millis(10);
 pub struct Program(Child);
 
 impl Program {
-    /// Starts it, without input. It is killed if the calling thread ends before this is dropped.
-    ///
-    /// # Errors
-    /// It cannot be started.
+    /// Starts it, without input; fails if it cannot be started. It is killed if the calling thread ends
+    /// before this is dropped.
     pub fn start(command: &mut Command) -> io::Result<Program> {
         let die_with_us = || set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from);
         // SAFETY: between fork and exec it makes one system call, and allocates nothing.
@@ -34,10 +32,8 @@ impl Program {
         Ok(Program(command.process_group(0).stdin(Stdio::null()).spawn()?))
     }
 
-    /// Returns how the program ended, if it has: "with status 1", say. What it started may still run.
-    ///
-    /// # Errors
-    /// It cannot be waited for.
+    /// Returns how the program ended, if it has: "with status 1", say. What it started may still run. Fails
+    /// if it cannot be waited for.
     pub fn ended(&self) -> io::Result<Option<String>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(Pid::from_child(&self.0)), options)?;

@@ -129,7 +129,6 @@ fn end_of_parts(file: &ReadCache<File>) -> object::Result<u64> {
 mod tests {
     use super::*;
 
-    /// A library that was cut anywhere has a flaw; the whole one has none.
     #[test]
     fn a_library_that_is_not_whole_has_a_flaw() {
         let own = std::env::current_exe().unwrap();

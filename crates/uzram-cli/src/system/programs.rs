@@ -51,7 +51,6 @@ pub fn of(id: u32) -> Option<Program> {
 }
 
 impl MemoryFiles {
-    /// Returns that of this machine.
     fn find() -> Option<MemoryFiles> {
         let flags = MemfdFlags::CLOEXEC;
         // The second is not known before Linux 6.3, and the first may be forbidden since then.

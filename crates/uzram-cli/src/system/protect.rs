@@ -47,7 +47,6 @@ pub fn protect() -> Vec<MeasureJson> {
     keep_heap();
     let spared = fs::write(OOM_SCORE, NEVER_KILLED).err();
     let spared = spared.map(|error| explain(&error, "CAP_SYS_RESOURCE"));
-    let measure = |what: &str, refused| MeasureJson { what: what.to_owned(), refused };
     vec![measure("memory locked", locked), io_flusher, measure("spared by the OOM killer", spared)]
 }
 
@@ -68,10 +67,13 @@ pub fn lock_memory() -> Result<(), String> {
 /// for those that it starts, and their processes.
 pub fn become_io_flusher() -> MeasureJson {
     let refused = set_io_flusher(true).err().map(|error| explain(&error, "CAP_SYS_RESOURCE"));
-    MeasureJson { what: "marked as I/O flusher".to_owned(), refused }
+    measure("marked as I/O flusher", refused)
 }
 
-/// Returns whether this thread may become an I/O flusher.
+pub fn measure(what: &str, refused: Option<String>) -> MeasureJson {
+    MeasureJson { what: what.to_owned(), refused }
+}
+
 pub fn can_be_io_flusher() -> bool {
     set_io_flusher(true).and_then(|()| set_io_flusher(false)).is_ok()
 }
@@ -149,8 +151,7 @@ fn explain(error: &io::Error, capability: &str) -> String {
     }
 }
 
-/// Sets whether the kernel must not write pages out to get memory for this thread: `PR_SET_IO_FLUSHER`,
-/// prctl(2).
+/// `PR_SET_IO_FLUSHER`, prctl(2): see [`become_io_flusher`].
 fn set_io_flusher(is_one: bool) -> io::Result<()> {
     // SAFETY: the option takes only numbers, and only changes how the kernel allocates memory for this thread
     // and those that it starts.

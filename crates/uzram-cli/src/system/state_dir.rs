@@ -11,8 +11,7 @@ use crate::failure::{Context, Result};
 
 const STATE_DIR: &str = "/var/lib/uzram";
 
-/// Creates the directory, mode 0700, if it does not exist and a backing file, `PATH[:SIZE]`, is to be
-/// directly in it.
+/// Creates the directory (0700), unless it exists, if a backing file, `PATH[:SIZE]`, is to be directly in it.
 pub fn make_for(backing: &str) -> Result<()> {
     if Path::new(backing).parent() != Some(Path::new(STATE_DIR)) {
         return Ok(());

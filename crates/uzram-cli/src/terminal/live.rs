@@ -60,7 +60,7 @@ pub fn start_log(level: LogLevel) -> Result<()> {
 /// Prints on standard error, in place of the live line.
 pub fn note(text: &str) {
     // A closed standard error is no reason to stop.
-    let _ = AboveLiveLine.write_all(text.as_bytes());
+    let _ = write_above(text.as_bytes());
 }
 
 /// Prints a failure's message on one line: control characters that it quotes become spaces.
@@ -69,7 +69,6 @@ pub fn error_line(line: &str) {
     note(&format!("{PREFIX}{line}\n"));
 }
 
-/// Prints a failure, if there is something to report: its line, or JSON.
 pub fn report_failure(failure: &Failure) {
     match (failure.is_reported(), output::is_json()) {
         (false, _) => {}
@@ -78,22 +77,14 @@ pub fn report_failure(failure: &Failure) {
     }
 }
 
-/// Writer to standard error that erases the live line first. Callers write whole lines.
-struct AboveLiveLine;
-
-impl Write for AboveLiveLine {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let mut stderr = io::stderr().lock();
-        if !SHOWN.swap(false, Ordering::Relaxed) {
-            return stderr.write(buf);
-        }
-        // In one write, so that a terminal shows both or neither.
-        stderr.write_all(&[ERASE.as_bytes(), buf].concat()).map(|()| buf.len())
+/// Writes whole lines to standard error, and erases the live line first.
+fn write_above(lines: &[u8]) -> io::Result<()> {
+    let mut stderr = io::stderr().lock();
+    if !SHOWN.swap(false, Ordering::Relaxed) {
+        return stderr.write_all(lines);
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
+    // In one write, so that a terminal shows both or neither.
+    stderr.write_all(&[ERASE.as_bytes(), lines].concat())
 }
 
 /// Writer of a log's lines. It drops those that nobody takes: a daemon must not wait for who reads its log.
@@ -106,12 +97,12 @@ impl Write for LogWriter {
         // A failure says nothing about the reader.
         match poll(&mut fds, Some(&Timespec::default())) {
             Ok(0) => Ok(buf.len()),
-            _ => AboveLiveLine.write(buf),
+            _ => write_above(buf).map(|()| buf.len()),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        AboveLiveLine.flush()
+        io::stderr().flush()
     }
 }
 
@@ -143,7 +134,7 @@ impl StatusLine {
 
 impl Drop for StatusLine {
     fn drop(&mut self) {
-        let _ = AboveLiveLine.write(b"");
+        let _ = write_above(b"");
     }
 }
 

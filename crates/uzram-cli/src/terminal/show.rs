@@ -1,6 +1,5 @@
 //! Statistics of devices, and of programs under `uzram run`, as tables and as JSON.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -20,12 +19,10 @@ pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
     }
 }
 
-/// Formats facts about a daemon, a line each.
 pub fn rows_text<'a>(rows: impl Iterator<Item = (&'a str, String)>) -> String {
     rows.map(|(what, value)| format!("{what:<24} {value}\n")).collect()
 }
 
-/// Returns the rows of protection measures for [`rows_text`].
 pub fn protection_rows(protection: &[MeasureJson]) -> impl Iterator<Item = (&str, String)> {
     let done = |measure: &MeasureJson| match &measure.refused {
         None => "yes".to_owned(),
@@ -34,7 +31,6 @@ pub fn protection_rows(protection: &[MeasureJson]) -> impl Iterator<Item = (&str
     protection.iter().map(move |measure| (measure.what.as_str(), done(measure)))
 }
 
-/// Returns `count` per second; 0 if no time has passed.
 pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
 }
@@ -120,9 +116,8 @@ pub fn device_table(devices: &[DeviceJson]) -> String {
         format!("{:<12} {:>10} {:>10} {:>10} {:>6}  URI\n", "NAME", "SIZE", "STORED", "USED", "RATIO");
     for DeviceJson { name, uris, stats, .. } in devices {
         let mut uris = uris.iter();
-        let _ = writeln!(
-            text,
-            "{name:<12} {:>10} {:>10} {:>10} {:>6}  {}",
+        text += &format!(
+            "{name:<12} {:>10} {:>10} {:>10} {:>6}  {}\n",
             format_size(stats.disksize_bytes),
             format_size(stats.orig_data_bytes),
             format_size(stats.memory_bytes()),
@@ -130,7 +125,7 @@ pub fn device_table(devices: &[DeviceJson]) -> String {
             uris.next().map_or("-", String::as_str),
         );
         for uri in uris {
-            let _ = writeln!(text, "{:52}  {uri}", "");
+            text += &format!("{:52}  {uri}\n", "");
         }
     }
     text
@@ -148,10 +143,8 @@ pub fn program_table(programs: &[Program]) -> String {
             0 => "-".to_owned(),
             _ => format_size(bytes),
         });
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{id:>10} {command:<16} {:>10} {used:>10} {stored:>10} {compressed:>10} {spilled:>10}",
+        text += &format!(
+            "{id:>10} {command:<16} {:>10} {used:>10} {stored:>10} {compressed:>10} {spilled:>10}\n",
             format_size(figures.limit_bytes),
         );
     }
@@ -204,7 +197,6 @@ pub fn program_json(program: &Program) -> Value {
     json
 }
 
-/// Returns the lines of `block_state` as JSON.
 pub fn block_states(text: &str) -> Value {
     let page = |line: &str| {
         let mut words = line.split_whitespace();

@@ -218,7 +218,6 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
     place.assert_clean();
 }
 
-/// A loop device of a dead daemon that now has another file is left alone.
 #[test]
 fn numbers_that_are_used_again_are_not_what_they_were() {
     let Some(place) = BlockPlace::alone("losetup umount") else { return };
@@ -459,8 +458,7 @@ fn another_users_directory_names_nothing_of_roots() {
     place.end_clean(daemon);
 }
 
-/// Commands, signals and renames in random order, from two threads at once. A daemon that has ended by itself
-/// must leave nothing, and cleaning up after a killed one must work.
+/// A daemon that has ended by itself must leave nothing, and cleaning up after a killed one must work.
 #[test]
 fn whatever_happens_nothing_is_left_without_a_word() {
     let seed = crate::nbd::seed();

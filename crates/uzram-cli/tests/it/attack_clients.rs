@@ -13,8 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LISTEN: &str = "--listen tcp:127.0.0.1:0";
 
-/// Raises the descriptor limit of this process, and of those that it starts, to the maximum; prints a note
-/// and returns true if that is less than `wanted`.
+/// Raises the limit of descriptors to the maximum; prints a note if that is less than `wanted`.
 fn too_few_descriptors(wanted: u64) -> bool {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
@@ -119,7 +118,6 @@ fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
     assert!(log.contains("gave way to new connections"), "{log}");
 }
 
-/// All clients connect at once, and all are served.
 #[test]
 fn a_thousand_clients_that_come_at_once_are_served() {
     const CLIENTS: usize = 1000;
@@ -160,7 +158,6 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     }
 }
 
-/// Silent, lying and impatient control clients keep neither NBD clients nor each other out for long.
 #[test]
 fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
     let place = Place::new();
@@ -192,8 +189,7 @@ fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without
-/// need.
+/// The limit of descriptors is a usual, low one, and not raised without need.
 #[test]
 fn there_are_descriptors_for_all_clients() {
     if too_few_descriptors(4000) {
@@ -201,16 +197,13 @@ fn there_are_descriptors_for_all_clients() {
     }
     let place = Place::new();
     let allowed = |max_connections: &str| {
-        let mut command = Command::new("sh");
-        command.args(["-c", "ulimit -S -n 1024 && exec \"$0\" \"$@\"", UZRAM]);
-        command.args(["up", "--size", "1M", "--exec", "ulimit -S -n", "--max-connections", max_connections]);
-        finish(command.env("UZRAM_RUNTIME_DIR", place.dir())).ok().trim().parse::<u64>().unwrap()
+        let up = ["up", "--size", "1M", "--exec", "ulimit -S -n", "--max-connections", max_connections];
+        finish(place.command_after("ulimit -S -n 1024", &up)).ok().trim().parse::<u64>().unwrap()
     };
     assert_eq!(allowed("256"), 1024);
     assert!(allowed("1100") >= 2200 + 137);
 }
 
-/// Only the daemon's user can use the sockets of the runtime directory.
 #[test]
 fn another_user_reaches_no_socket_of_the_runtime_directory() {
     let place = Place::new();
@@ -264,9 +257,7 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
                 seen
             });
             // With any umask of the daemon.
-            let mut command = Command::new("sh");
-            command.args(["-c", "umask 0; exec \"$0\" up \"$@\"", UZRAM]).args(options.words());
-            let daemon = Daemon::start(command.env("UZRAM_RUNTIME_DIR", place.dir()));
+            let daemon = Daemon::start(place.command_after("umask 0", &format!("up {options}")));
             serving.store(true, Ordering::Relaxed);
             assert_eq!(access(&path), Some(expected), "{options}");
             let connected = as_nobody(|_| UnixStream::connect(&path).is_ok());

@@ -53,8 +53,7 @@ fn devices_are_added_used_and_removed() {
     assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "16777216");
 }
 
-/// Two clients of one export write and verify, in requests of different sizes, while another one reads the
-/// whole disk.
+/// Two clients of one export write and verify, while another one reads the whole disk.
 #[test]
 fn fio_verifies_what_it_wrote_whoever_is_there_besides() {
     for algorithm in ["lz4", "zstd"] {

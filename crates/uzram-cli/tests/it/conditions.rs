@@ -12,7 +12,6 @@ fn up(place: &Place, args: &str) -> Daemon {
     started
 }
 
-/// Returns how many warnings of the log have these words.
 fn warnings(daemon: &Daemon, words: &str) -> usize {
     daemon.said().lines().filter(|line| line.contains("WARN") && line.contains(words)).count()
 }

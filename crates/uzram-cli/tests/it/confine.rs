@@ -8,7 +8,7 @@ const SYS_ADMIN: u64 = 1 << 21;
 const IPC_LOCK: u64 = 1 << 14;
 
 fn capabilities(status: &str) -> u64 {
-    u64::from_str_radix(&status_field(status, "CapPrm"), 16).unwrap()
+    u64::from_str_radix(status_field(status, "CapPrm"), 16).unwrap()
 }
 
 /// Fails unless all threads of a process have a seccomp filter, and exactly these capabilities.
@@ -51,24 +51,15 @@ fn found_in(path: &Path) -> (usize, bool) {
     }
 }
 
-/// Returns a command whose processes leave core files of any size in `dir`; prints why and returns `None` if
-/// the machine stores them elsewhere.
-fn with_cores(command: &Command, dir: &Path) -> Option<Command> {
+/// Returns the command `uzram args`, whose processes leave core files of any size in `dir`; prints why and
+/// returns `None` if the machine stores them elsewhere.
+fn with_cores(place: &Place, args: &str, dir: &Path) -> Option<Command> {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.starts_with(['|', '/']) {
         println!("skipped: core files of this machine go to {}", pattern.trim());
         return None;
     }
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -c unlimited && cd \"$0\" && exec \"$@\""]).arg(dir);
-    shell.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    Some(shell)
+    Some(place.command_after(&format!("ulimit -c unlimited && cd {}", dir.display()), args))
 }
 
 fn core_file(dir: &Path) -> Option<PathBuf> {
@@ -84,7 +75,7 @@ fn users_memory_is_not_in_core_files() {
     let has_files = !not_root() && !lacks("/dev/fuse");
     let mount = if has_files { format!("--mount {}", place.path("mnt")) } else { String::new() };
     let args = format!("up --size 16M {mount}");
-    let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
+    let Some(command) = with_cores(&place, &args, cores.path()) else { return };
     let daemon = Daemon::start(command);
     let mut client = place.nbd();
     let secrets = secrets();
@@ -118,8 +109,7 @@ fn users_memory_is_not_in_core_files() {
 fn daemons_that_swap_leave_no_core_files() {
     let Some(place) = BlockPlace::alone("") else { return };
     let cores = tempfile::tempdir().unwrap();
-    let command = place.command("swap on --size 64M");
-    let Some(command) = with_cores(&command, cores.path()) else { return };
+    let Some(command) = with_cores(&place, "swap on --size 64M", cores.path()) else { return };
     finish(command).ok();
     place.run("swap status").shows(&["kept out of core files   yes"]);
     // Only the process that attaches needs other capabilities.
@@ -137,15 +127,13 @@ fn daemons_that_swap_leave_no_core_files() {
     place.assert_clean();
 }
 
-/// Returns the process that attaches for a daemon.
 fn attendant_of(daemon: Pid) -> PathBuf {
     let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
     let is_it = |process: &PathBuf| {
         // A process may have ended meanwhile.
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let field = |name| status_field_if_any(&status, name);
-        field("PPid") == Some(daemon.as_raw_pid().to_string())
-            && field("Name").as_deref() == Some("attendant")
+        field("PPid") == Some(&daemon.as_raw_pid().to_string()) && field("Name") == Some("attendant")
     };
     processes.find(is_it).expect("it has one")
 }
@@ -238,7 +226,7 @@ fn what_exec_starts_keeps_everything() {
     );
     for survives in ["", "--no-survive"] {
         let shown = exec(&show, survives);
-        assert_eq!((&*status_field(&shown, "Seccomp"), &*status_field(&shown, "NoNewPrivs")), ("2", "1"));
+        assert_eq!((status_field(&shown, "Seccomp"), status_field(&shown, "NoNewPrivs")), ("2", "1"));
         assert_eq!(capabilities(&shown) & !IPC_LOCK, 0, "{shown}");
     }
 }

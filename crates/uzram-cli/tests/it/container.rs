@@ -39,8 +39,7 @@ fn as_pid_1_it_reaps_what_its_command_leaves() {
     }
 }
 
-/// `/proc` is that of the namespace outside: whatever has the number of the dead process there says nothing
-/// of it.
+/// `/proc` is that of the namespace outside, where another process may have the number of the dead one.
 #[test]
 fn another_process_takes_over_where_proc_shows_other_processes() {
     let place = Place::new();

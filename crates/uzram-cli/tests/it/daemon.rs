@@ -221,8 +221,7 @@ fn no_runtime_directory_at_all_is_one_line() {
     }
 }
 
-/// A killed server's socket without any permissions does not prevent a new server's start; a running server's
-/// socket keeps its mode.
+/// A running server's socket keeps its mode.
 #[test]
 fn a_dead_servers_socket_is_replaced_whatever_its_mode() {
     let place = Place::without_rights();

@@ -78,7 +78,6 @@ impl Disk {
         self.tail[at(offset)..at(offset + len)].fill(byte);
     }
 
-    /// Checks the last `len` bytes.
     fn check(&self, len: u64, what: &str) {
         let mut read = vec![0; len as usize];
         self.open(0).read_exact_at(&mut read, END - len).unwrap();
@@ -122,7 +121,6 @@ impl Disk {
     }
 }
 
-/// Returns offsets about the end, and lengths.
 fn cases(is_aligned: bool) -> impl Iterator<Item = (u64, u64)> {
     let offsets = [END - (3 << 20), END - 8192, END - 4096, END, END + 4096, END + (1 << 40)];
     let offsets = offsets.into_iter().chain([END - 4097, END - 1, END + 1]);

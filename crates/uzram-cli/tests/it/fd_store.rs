@@ -84,10 +84,8 @@ impl Manager {
     fn start(&self, place: &Place, args: &str) -> Child {
         let mut kept = self.kept.lock().unwrap();
         let names: Vec<&str> = kept.fds.iter().map(|(name, _)| name.as_str()).collect();
-        let mut command = Command::new("sh");
         // The process ID is known only there.
-        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", UZRAM]).args(args.words());
-        command.env("UZRAM_RUNTIME_DIR", place.dir());
+        let mut command = place.command_after("export LISTEN_PID=$$", args);
         command.env("NOTIFY_SOCKET", place.root().join("notify")).env("FDSTORE", self.most.to_string());
         command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         let numbers: Vec<i32> = kept.fds.iter().map(|(_, fd)| fd.as_raw_fd()).collect();

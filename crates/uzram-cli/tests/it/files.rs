@@ -73,7 +73,6 @@ fn the_disk_is_a_file_with_holes() {
     place.assert_clean();
 }
 
-/// What is written to a mapping is read from the file, and the other way round.
 #[test]
 fn the_disk_can_be_mapped() {
     const LEN: usize = 16 << 20;
@@ -126,7 +125,6 @@ fn long_holes_are_made_whole() {
     }
 }
 
-/// Discarding a TiB that was never written takes no memory, and does not delay other requests.
 #[test]
 fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() {
     const LEN: u64 = 1 << 40;
@@ -266,18 +264,7 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     place.end_clean(daemon);
 }
 
-#[test]
-fn a_commands_block_device_goes_with_it() {
-    let Some(place) = BlockPlace::needing("mkfs.ext4 mount umount") else { return };
-    let command = "test -b $device && mkfs.ext4 -q $device && mount $device DIR && echo hello >DIR/a && cat DIR/a && umount DIR";
-    let command = command.replace("DIR", arg(&place.mount_point("fs")));
-    let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
-    assert_eq!(ended.ok(), "hello\n");
-    place.assert_clean();
-}
-
-/// A file system that a command leaves mounted keeps the daemon running until it is unmounted or the daemon
-/// is forced.
+/// The daemon runs until it is unmounted, or forced to end.
 #[test]
 fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
     for force in [false, true] {

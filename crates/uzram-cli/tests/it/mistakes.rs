@@ -163,7 +163,6 @@ fn another_user_is_told_that_the_daemon_is_roots() {
     }
 }
 
-/// ^C at a daemon with NBD clients, whose contents would be lost, has to be pressed twice.
 #[test]
 fn interrupts_are_confirmed_while_clients_are_connected() {
     for options in ["", "--no-survive"] {
@@ -206,7 +205,6 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
     }
 }
 
-/// A request to end that the user has not confirmed ends no process that takes over.
 #[test]
 fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     let place = Place::new();
@@ -226,8 +224,7 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     assert_eq!(terminal.ended().0, Some(0));
 }
 
-/// Runs commands of a user without rights in a mount namespace, after `prepare`; returns what `uzram up
-/// --mount` and `uzram check` say about FUSE.
+/// Returns what `uzram up --mount` and `uzram check` of a user without rights say of FUSE after `prepare`.
 fn fuse_denied(prepare: &str) -> (Ended, Ended) {
     let place = Place::new();
     set_mode(place.root(), 0o777);

@@ -43,7 +43,6 @@ fn bare(place: &Place) -> PathBuf {
     bare
 }
 
-/// Returns the size of the disk that a client sees.
 fn size(place: &Place, uri: &str) -> u64 {
     succeed(place, "nbdinfo", &["--size", uri]).trim().parse().unwrap()
 }
@@ -162,7 +161,6 @@ fn curl_is_enough() {
     assert_eq!(curl(&["-X", "POST", "http://localhost/v1/shutdown"]).0, 202);
 }
 
-/// Returns a configuration with TLS from the files in `dir`.
 fn config(dir: &Path) -> String {
     "listen = 'tcp:127.0.0.1:0'\ntls-cert = 'DIR/server-cert.pem'\ntls-key = 'DIR/server-key.pem'\n\
      tls-client-ca = 'DIR/ca-cert.pem'\nmax-connections = 20\n[zram0]\nsize = '1M'\n"
@@ -177,7 +175,6 @@ fn certificates(place: &Place, name: &str) -> PathBuf {
     dir
 }
 
-/// Replaces the files in `dir` by those in `new`.
 fn replace(dir: &Path, new: &Path) {
     for entry in fs::read_dir(new).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();

@@ -39,7 +39,6 @@ fn memory_falls_when_a_pool_of_random_discards_is_compacted() {
     place.assert_holds(&before);
 }
 
-/// Returns the numbers of a line.
 fn numbers(line: &str) -> Vec<u64> {
     line.words().iter().filter_map(|word| word.parse().ok()).collect()
 }

@@ -60,7 +60,6 @@ fn listed(place: &Place) -> Vec<Value> {
     json["programs"].as_array().unwrap().clone()
 }
 
-/// Returns a program, if it is listed.
 fn find(place: &Place, id: u64) -> Option<Value> {
     listed(place).into_iter().find(|program| program["pid"] == id)
 }

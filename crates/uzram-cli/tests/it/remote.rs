@@ -31,8 +31,7 @@ fn secret(place: &Place, text: &str) -> String {
     path
 }
 
-/// With TLS. The process that serves is killed; another one goes on with the objects, also if the server is
-/// stopped meanwhile.
+/// With TLS. The process that serves is killed; another goes on, also if the server is stopped meanwhile.
 #[test]
 fn objects_outlive_the_process_that_serves() {
     if !able() || missing("fio") {
@@ -98,14 +97,12 @@ fn fio_verifies_though_a_master_is_killed() {
     assert_eq!(left.sum::<u64>(), 0);
 }
 
-/// Sets the login to a server.
 fn log_in<'a>(command: &'a mut Command, server: &Server) -> &'a mut Command {
     command.envs([("AWS_ACCESS_KEY_ID", KEY_ID), ("AWS_SECRET_ACCESS_KEY", SECRET)]);
     command.env("AWS_ENDPOINT_URL_S3", server.url()).env("SSL_CERT_FILE", server.certificate())
 }
 
-/// With TLS. The process that serves is killed; another one goes on with the objects, with the login that the
-/// first one had from a file.
+/// With TLS, and a login from a file.
 #[test]
 fn objects_in_a_bucket_outlive_the_process_that_serves() {
     let Some(place) = Place::needing("fio") else { return };
@@ -128,7 +125,6 @@ fn objects_in_a_bucket_outlive_the_process_that_serves() {
     assert_eq!(server.objects().len(), 0, "left behind");
 }
 
-/// Whatever a store answers, a program that reads gets EIO, and the state says that reads fail, and why.
 #[test]
 fn a_bucket_that_refuses_reads_gives_io_errors_and_says_so() {
     let Some(place) = Place::needing("nbdcopy qemu-io") else { return };

@@ -90,40 +90,30 @@ fn exercise_during(disk: &str, bytes: u64, disturb: impl FnOnce()) -> u64 {
     })
 }
 
-/// What the kernel does with the requests that a dead process had received.
-#[derive(Clone, Copy, PartialEq)]
-enum Kernel {
-    /// It sends them again, if it can.
-    ThisOne,
-    /// It does not, as before Linux 6.9.
-    Older,
-}
-
-impl Kernel {
-    fn command(self, place: &Place, args: &str) -> Command {
-        let mut command = place.command(args);
-        if self == Kernel::Older {
-            command.env("UZRAM_NO_RESEND", "1");
-        }
-        command
-    }
+/// Returns the command `uzram args`; `is_older` as on a kernel before Linux 6.9, which does not send requests
+/// again that a dead process had received.
+fn command(place: &Place, args: &str, is_older: bool) -> Command {
+    let mut command = place.command(args);
+    command.envs(is_older.then_some(("UZRAM_NO_RESEND", "1")));
+    command
 }
 
 #[test]
 fn a_disk_outlives_the_processes_that_serve_it() {
-    a_disk_outlives(Kernel::ThisOne, DISK_KILLS);
+    a_disk_outlives(false, DISK_KILLS);
 }
 
 #[test]
 fn a_disk_outlives_them_on_an_older_kernel() {
-    a_disk_outlives(Kernel::Older, DISK_KILLS / 2);
+    a_disk_outlives(true, DISK_KILLS / 2);
 }
 
 /// With a limit, writeback, recompression and compaction under way.
-fn a_disk_outlives(kernel: Kernel, kills: u64) {
+fn a_disk_outlives(is_older_kernel: bool, kills: u64) {
     let Some(place) = BlockPlace::if_able() else { return };
     let options = format!("--mem-limit 32M --backing {} --recompress zstd:1:1s", place.path("cold:64M"));
-    let daemon = Daemon::start(kernel.command(&place, &format!("up --size 96M --attach {options}")));
+    let daemon =
+        Daemon::start(command(&place, &format!("up --size 96M --attach {options}"), is_older_kernel));
     let device = place.loops().pop().unwrap();
     let kills = kills * rounds();
     let (mut random, mut outages) = (Random::new(7), Vec::new());
@@ -345,7 +335,6 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
     place.end(daemon);
 }
 
-/// A command that runs within the daemon's lifetime hears nothing of it.
 #[test]
 fn a_command_and_its_status_outlive_them() {
     let place = Place::new();
@@ -408,19 +397,19 @@ fn nothing_of_a_swap_area_is_swapped_out() {
 
 #[test]
 fn a_request_of_which_all_die_fails_and_the_contents_are_recovered() {
-    all_die_of_a_request(Kernel::ThisOne);
+    all_die_of_a_request(false);
 }
 
 #[test]
 fn a_request_of_which_all_die_fails_on_an_older_kernel() {
-    all_die_of_a_request(Kernel::Older);
+    all_die_of_a_request(true);
 }
 
 /// A request that kills each process that carries it out.
-fn all_die_of_a_request(kernel: Kernel) {
+fn all_die_of_a_request(is_older_kernel: bool) {
     const DEADLY: u64 = 12 * MIB;
     let Some(place) = BlockPlace::if_able() else { return };
-    let mut command = kernel.command(&place, "up --size 16M --attach --give-up-after 1");
+    let mut command = command(&place, "up --size 16M --attach --give-up-after 1", is_older_kernel);
     let daemon = Daemon::start(command.env("UZRAM_DIE_AT", DEADLY.to_string()));
     let device = place.loops().pop().unwrap();
     let open = |path: &Path| {

@@ -23,7 +23,6 @@ fn end_by(place: &BlockPlace, signal: Signal) {
     wait_until("the daemon is gone", || place.run("swap status").stderr.contains(said));
 }
 
-/// Starts a hog, and waits until it has much swapped out to a device.
 fn start_hog(cgroup: &Cgroup, seconds: u64, device: &str) -> Hog {
     Hog::start(cgroup, HOG_MIB, seconds).swaps_out(device, LIMIT_BYTES)
 }
@@ -143,8 +142,7 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     place.swap_off();
 }
 
-/// However swap goes off: by command, by a signal, by a command after the daemon was killed, and when it did
-/// not go on.
+/// By command, by a signal, by a command after the daemon was killed, and when it did not go on.
 #[test]
 fn the_kernel_reads_as_many_pages_at_once_as_told_until_swap_is_off() {
     let Some(place) = BlockPlace::alone("") else { return };
@@ -179,9 +177,8 @@ fn the_daemon_keeps_nothing_of_its_callers_busy() {
     let dir = place.mount_point("callers").canonicalize().unwrap();
     succeed(&place, "mount", &["-t", "tmpfs", "none", arg(&dir)]);
     // Start it in a directory that will be unmounted, with a file open there; its paths are elsewhere.
-    let mut caller = Command::new("sh");
-    caller.args(["-c", "exec 9>open && exec \"$0\" \"$@\"", UZRAM]);
-    caller.args("swap on --size 64M --runtime-dir ../run --backing ../cold.img:16M".words());
+    let on = "swap on --size 64M --runtime-dir ../run --backing ../cold.img:16M";
+    let mut caller = place.command_after("exec 9>open", on);
     let facts = finish(caller.current_dir(&dir).env_remove("UZRAM_RUNTIME_DIR")).ok();
     assert_eq!(place.swap_areas(), [swap_device(&facts)]);
     let process = format!("/proc/{}", place.daemon_id().as_raw_nonzero());

@@ -4,8 +4,7 @@ use crate::common::*;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Returns `pages` different pages that share records of a hundred bytes, which are themselves
-/// incompressible.
+/// Returns different pages that share records of a hundred bytes, which are themselves incompressible.
 fn corpus(pages: usize) -> Vec<u8> {
     let mut random = Random::new(1);
     let records = random.bytes(6400);

@@ -33,7 +33,6 @@ fn wait_for_more(place: &Place) {
     wait_until("it works", || recompressed(place) > before);
 }
 
-/// Waits until recompression has stopped, and checks that not all pages were recompressed.
 fn assert_stops(place: &Place) {
     wait_until("it stops", || place.get("progress").is_empty());
     let count = recompressed(place);

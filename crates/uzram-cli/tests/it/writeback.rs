@@ -119,7 +119,6 @@ fn bd_stat(place: &Place) -> [u64; 3] {
     columns.try_into().unwrap()
 }
 
-/// Returns the number of pages that are written back, by `block_state`.
 fn written_back(place: &Place) -> usize {
     let states = place.run("stat zram0 block_state").ok();
     assert_eq!(states.lines().count(), 1024, "{states}");
@@ -199,7 +198,6 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
     place.assert_zero("failed_reads failed_writes backing_corrupted corrupted_objects");
 }
 
-/// Returns a figure of the attribute `backing`.
 fn figure(place: &Place, name: &str) -> u64 {
     let figures = place.get("backing");
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();

@@ -6,8 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value};
-use tokio::task::JoinSet;
 use uzram::sync::Mutex;
 
 use super::direct::Direct;
@@ -22,34 +24,29 @@ const TRIES: u32 = 8;
 /// The slots of a cluster are not asked for more often.
 const REFRESH_EVERY: Duration = Duration::from_millis(100);
 
-/// Which connection to a node.
 #[derive(Clone, Copy)]
 pub(super) enum Use {
     Reads,
     Writes,
 }
 
-/// A node that something was sent to.
 struct Node {
     server: Server,
     /// Its connections, by [`Use`].
     links: [Option<Arc<Link>>; 2],
 }
 
-/// Which of the nodes that have a slot.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Role {
     Master,
     Replica,
 }
 
-/// A server, or the nodes of a cluster.
 pub(super) struct Client {
     address: Address,
     credentials: Credentials,
     pub(super) is_cluster: bool,
     topology: Mutex<Arc<Topology>>,
-    /// When it was asked for last.
     refreshed: tokio::sync::Mutex<Option<Instant>>,
     nodes: Mutex<Vec<Node>>,
 }
@@ -91,17 +88,14 @@ impl Client {
         Arc::clone(&self.topology.lock())
     }
 
-    /// Returns what errors call a node.
     pub(super) fn name_of(&self, node: &Server) -> String {
         if self.is_cluster { format!("{node} of {}", self.address) } else { self.address.to_string() }
     }
 
-    /// Returns the failure of a request to a node.
     fn failed(&self, node: &Server, error: &RedisError) -> Failure {
         Failure::of_redis(&self.name_of(node), error)
     }
 
-    /// Returns the failure of a request for which there is no node.
     pub(super) fn no_node(&self) -> Failure {
         Failure::of_redis(&self.address.to_string(), &no_node())
     }
@@ -149,7 +143,8 @@ impl Client {
             }
             *node = match redirected {
                 Some(node) => node,
-                None if is_answer(&error) => return Err(error),
+                // It has answered with that error.
+                None if error.code().is_some() => return Err(error),
                 // The node may have closed the connection long ago; or the slot may have another one.
                 None => match self.node_of(slot, role)? {
                     next if next != *node || attempt == 1 && self.is_back(&error, node, by) => next,
@@ -166,22 +161,15 @@ impl Client {
         command: &Cmd,
         nodes: &[Server],
     ) -> Vec<(Server, Result<Value, Failure>)> {
-        let mut asked = JoinSet::new();
-        for node in nodes {
-            let (command, node, link) = (command.clone(), node.clone(), self.link(node, Use::Reads));
-            asked.spawn(async move {
-                let asking = async { link?.send(&command, false).await };
-                (node, tokio::time::timeout(ANSWER_WITHIN, asking).await)
-            });
-        }
-        let answers = asked.join_all().await.into_iter().map(|(node, answer)| {
-            let answer = match answer {
-                Ok(answer) => answer.map_err(|error| self.failed(&node, &error)),
-                Err(_) => Err(Failure::silent(self.name_of(&node))),
+        let ask = async |node: &Server| {
+            let asking = async { self.link(node, Use::Reads)?.send(command, false).await };
+            let answer = match tokio::time::timeout(ANSWER_WITHIN, asking).await {
+                Ok(answer) => answer.map_err(|error| self.failed(node, &error)),
+                Err(_) => Err(Failure::silent(self.name_of(node))),
             };
-            (node, answer)
-        });
-        answers.collect()
+            (node.clone(), answer)
+        };
+        join_all(nodes.iter().map(ask)).await
     }
 
     /// Asks all nodes which of them have which slots; the first answer counts.
@@ -190,28 +178,22 @@ impl Client {
         if !self.is_cluster {
             return Ok(known);
         }
-        let mut command = redis::cmd("CLUSTER");
-        command.arg("SLOTS");
-        let command = Arc::new(command);
-        let mut asked = JoinSet::new();
+        let command = std::mem::take(redis::cmd("CLUSTER").arg("SLOTS"));
+        let ask = async |node| {
+            let answer = async { self.link(node, Use::Reads)?.send(&command, false).await }.await;
+            answer.map_err(|error| self.failed(node, &error))
+        };
         let named = self.address.servers.iter().filter(|server| !known.nodes.contains(server));
-        for node in known.nodes.iter().chain(named) {
-            let (command, node, link) = (Arc::clone(&command), node.clone(), self.link(node, Use::Reads));
-            asked.spawn(async move {
-                let answer = async { link?.send(&command, false).await }.await;
-                answer.map_err(|error| (node, error))
-            });
-        }
+        let mut asked: FuturesUnordered<_> = known.nodes.iter().chain(named).map(ask).collect();
         let mut failure = self.no_node();
-        while let Some(answer) = asked.join_next().await {
+        while let Some(answer) = asked.next().await {
             match answer {
-                Ok(Ok(answer)) => {
+                Ok(answer) => {
                     let topology = Arc::new(Topology::parse(&answer));
                     self.keep(&topology);
                     return Ok(topology);
                 }
-                Ok(Err((node, error))) => failure = self.failed(&node, &error),
-                Err(_) => {}
+                Err(of_node) => failure = of_node,
             }
         }
         Err(failure)
@@ -272,11 +254,8 @@ impl Client {
             return Ok(Arc::clone(link));
         }
         let is_readonly = self.is_cluster && matches!(by, Use::Reads);
-        Ok(Arc::clone(place.insert(Arc::new(Link::new(self.open(server)?, is_readonly)))))
-    }
-
-    fn open(&self, server: &Server) -> RedisResult<redis::Client> {
-        redis::Client::open(connection_info(&self.address, server, &self.credentials)?)
+        let info = connection_info(&self.address, server, &self.credentials)?;
+        Ok(Arc::clone(place.insert(Arc::new(Link::new(redis::Client::open(info)?, is_readonly)))))
     }
 }
 
@@ -285,11 +264,6 @@ fn redirected(error: &RedisError, node: &Server) -> Option<Server> {
     let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
     let host = if host.is_empty() { &node.host } else { host };
     Some(Server { host: host.to_owned(), port: port.parse().ok()? })
-}
-
-/// Returns whether a server has answered with that error.
-fn is_answer(error: &RedisError) -> bool {
-    error.code().is_some()
 }
 
 fn no_node() -> RedisError {

@@ -1,8 +1,9 @@
 //! Connecting to servers, and what a server must be like: reachable, a master, not full, and one that evicts
 //! nothing.
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::{AsyncConnectionConfig, RedisResult, Value};
-use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use super::client::{ANSWER_WITHIN, Client};
@@ -14,14 +15,6 @@ use crate::{Address, Failure, Server, error};
 struct Info(String);
 
 impl Info {
-    fn parse(answer: &Value) -> Info {
-        match answer {
-            Value::BulkString(text) => Info(String::from_utf8_lossy(text).into_owned()),
-            Value::VerbatimString { text, .. } => Info(text.clone()),
-            _ => Info(String::new()),
-        }
-    }
-
     fn get(&self, name: &str) -> Option<&str> {
         let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(str::trim)
@@ -56,14 +49,10 @@ pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Res
 /// Asks all servers at a time. Returns the first one that answers, and what it says about itself; of single
 /// servers, which have different objects, the first one in the address that answers.
 async fn first_that_answers(address: &Address, credentials: &Credentials) -> Result<(Server, Info), Failure> {
-    let mut asked = JoinSet::new();
-    for (number, server) in address.servers.iter().enumerate() {
-        let (address, server, credentials) = (address.clone(), server.clone(), credentials.clone());
-        asked.spawn(async move { (number, ask(address, &server, &credentials).await) });
-    }
+    let ask_one = async |(number, server)| (number, ask(address, server, credentials).await);
+    let mut asked: FuturesUnordered<_> = address.servers.iter().enumerate().map(ask_one).collect();
     let mut answers: Vec<Option<RedisResult<Info>>> = address.servers.iter().map(|_| None).collect();
-    while let Some(answer) = asked.join_next().await {
-        let Ok((number, answer)) = answer else { continue };
+    while let Some((number, answer)) = asked.next().await {
         match answer {
             Ok(info) if info.is_of_cluster() => return Ok((address.servers[number].clone(), info)),
             answer => answers[number] = Some(answer),
@@ -82,15 +71,15 @@ async fn first_that_answers(address: &Address, credentials: &Credentials) -> Res
     }
 }
 
-async fn ask(address: Address, server: &Server, credentials: &Credentials) -> RedisResult<Info> {
+async fn ask(address: &Address, server: &Server, credentials: &Credentials) -> RedisResult<Info> {
     // A cluster refuses to select another database.
-    let address = Address { database: 0, ..address };
+    let address = Address { database: 0, ..address.clone() };
     let client = redis::Client::open(connection_info(&address, server, credentials)?)?;
     let limits = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECTED_WITHIN))
         .set_response_timeout(Some(ANSWER_WITHIN));
     let mut connection = client.get_multiplexed_async_connection_with_config(&limits).await?;
-    Ok(Info::parse(&connection.send_packed_command(&redis::cmd("INFO")).await?.extract_error()?))
+    Ok(Info(text(&connection.send_packed_command(&redis::cmd("INFO")).await?.extract_error()?)))
 }
 
 /// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are
@@ -106,7 +95,7 @@ pub(super) async fn check(
     let topology = client.read_topology().await?;
     let (mut well, mut full, mut failure, mut is_full) = (Vec::new(), Vec::new(), None, None);
     for (node, answer) in client.send_to_each(&redis::cmd("INFO"), &topology.nodes).await {
-        let info = answer.map(|answer| Info::parse(&answer));
+        let info = answer.map(|answer| Info(text(&answer)));
         let run_id = info.as_ref().map_or("", |info| info.get("run_id").unwrap_or_default()).to_owned();
         let checked =
             info.and_then(|info| Ok(check_server(&client.name_of(&node), &info, client.is_cluster)?));
@@ -148,8 +137,7 @@ pub(super) async fn check(
 /// `cluster-require-full-coverage` is `no`.
 pub(super) async fn check_coverage(client: &Client) -> Result<()> {
     const NAME: &str = "cluster-require-full-coverage";
-    let mut command = redis::cmd("CONFIG");
-    command.arg("GET").arg(NAME);
+    let command = std::mem::take(redis::cmd("CONFIG").arg("GET").arg(NAME));
     let answers = client.send_to_each(&command, &client.topology().masters()).await;
     let why = answers.into_iter().find_map(|(node, answer)| match answer {
         Ok(answer) if text_values(&answer).iter().any(|value| value == "no") => None,
@@ -163,9 +151,8 @@ pub(super) async fn check_coverage(client: &Client) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_copies"))
 }
 
-/// Checks what a server says about itself.
 pub(super) fn check_answer(answer: &Value) -> Result<()> {
-    check_server("the server", &Info::parse(answer), false)
+    check_server("the server", &Info(text(answer)), false)
 }
 
 fn check_server(node: &str, info: &Info, is_in_cluster: bool) -> Result<()> {
@@ -196,7 +183,6 @@ fn check_server(node: &str, info: &Info, is_in_cluster: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the texts in a list or a map.
 fn text_values(value: &Value) -> Vec<String> {
     match value {
         Value::Array(values) => values.iter().map(text).collect(),

@@ -15,7 +15,6 @@ use uzram::sync::Mutex;
 use super::link::{CONNECTED_WITHIN, Credentials};
 use crate::{Address, Server};
 
-/// How long an answer may take.
 const WITHIN: Duration = Duration::from_millis(100);
 /// After a failure, nothing is tried for so long.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -113,7 +112,6 @@ impl Shared {
         }
     }
 
-    /// Connects and logs in.
     fn open(&self) -> RedisResult<Connection> {
         let addresses = (self.server.host.as_str(), self.server.port).to_socket_addrs()?;
         let mut failure = io::Error::from(io::ErrorKind::NotFound);
@@ -132,9 +130,7 @@ impl Shared {
         let mut connection = Connection { stream, parser: Parser::new() };
         let mut login = Vec::new();
         if let Some(password) = &self.credentials.password {
-            let mut command = redis::cmd("AUTH");
-            command.arg(&self.credentials.user).arg(password);
-            login.push(command);
+            login.push(std::mem::take(redis::cmd("AUTH").arg(&self.credentials.user).arg(password)));
         }
         if self.database > 0 {
             login.push(std::mem::take(redis::cmd("SELECT").arg(self.database)));
@@ -150,7 +146,6 @@ impl Shared {
 }
 
 impl Connection {
-    /// Sends a command, and returns the answer.
     fn ask(&mut self, command: &Cmd, most_bytes: usize, within: Duration) -> RedisResult<Value> {
         let until = Instant::now() + within;
         self.stream.write_all(&command.get_packed_command())?;

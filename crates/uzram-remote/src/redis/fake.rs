@@ -46,13 +46,11 @@ impl Fake {
     }
 }
 
-/// Returns an address that names these servers.
 pub(super) fn address_of<'a>(fakes: impl IntoIterator<Item = &'a Fake>) -> Address {
     let servers = fakes.into_iter().map(|fake| fake.server.clone()).collect();
     Address { servers, tls: false, database: 0, size_bytes: None }
 }
 
-/// Answers until the connection is closed.
 async fn serve(mut connection: TcpStream, answer: String, state: Arc<State>) -> std::io::Result<()> {
     let (reader, mut writer) = connection.split();
     let mut reader = BufReader::new(reader);

@@ -17,7 +17,6 @@ const LONGEST: Duration = Duration::from_millis(10);
 /// At least: below it, a second request costs more than it gains.
 const SHORTEST: Duration = Duration::from_micros(500);
 
-/// The times of the last reads.
 #[derive(Default)]
 pub(super) struct Latencies {
     state: Mutex<State>,
@@ -37,7 +36,6 @@ impl Latencies {
         state.percentile.map_or(LONGEST, |time| time.clamp(SHORTEST, LONGEST))
     }
 
-    /// Notes the time of a read.
     pub(super) fn note(&self, time: Duration) {
         let mut state = self.state.lock();
         let State { last, next, percentile } = &mut *state;

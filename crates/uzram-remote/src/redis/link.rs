@@ -28,10 +28,9 @@ use crate::{Address, Server};
 pub(super) const CONNECTED_WITHIN: Duration = Duration::from_secs(1);
 /// How long a node may be silent while requests wait for it, before its connection is given up.
 const SILENT_FOR: Duration = Duration::from_millis(1500);
-/// Between two tries to connect.
 const TRY_EVERY: Duration = Duration::from_millis(200);
 
-/// A login. Not shown by `Debug`.
+/// A login. Without `Debug`, so that it is shown nowhere.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Credentials {
     /// The user; the server's default user without one.
@@ -40,13 +39,6 @@ pub struct Credentials {
     pub password: Option<String>,
 }
 
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Credentials")
-    }
-}
-
-/// Returns how to reach a server.
 pub(super) fn connection_info(
     address: &Address,
     server: &Server,
@@ -69,7 +61,6 @@ pub(super) fn connection_info(
     Ok(at.into_connection_info()?.set_tcp_settings(tcp).set_redis_settings(login))
 }
 
-/// A connection to a node.
 pub(super) struct Link {
     shared: Arc<Shared>,
     keeper: AbortHandle,
@@ -93,7 +84,6 @@ struct Unanswered<'a> {
 
 #[derive(Clone)]
 enum State {
-    /// Requests wait.
     Connecting,
     /// The connection, and its number among those of this link.
     Up(MultiplexedConnection, u64),
@@ -146,10 +136,7 @@ impl Link {
 
     /// Gives the connection up: its answers may belong to other requests.
     pub(super) fn renew(&self) {
-        let number = match &*self.shared.state.borrow() {
-            State::Up(_, number) => *number,
-            _ => return,
-        };
+        let State::Up(_, number) = *self.shared.state.borrow() else { return };
         self.shared.give_up(number, State::Connecting);
     }
 
@@ -268,7 +255,6 @@ mod tests {
         (fake, link)
     }
 
-    /// Sends a request, and drops it soon.
     async fn send_and_drop(link: &Link) {
         let command = redis::cmd("GET");
         let sent = tokio::time::timeout(Duration::from_millis(10), link.send(&command, false)).await;

@@ -13,11 +13,10 @@ mod sweep;
 mod topology;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use redis::{Cmd, Value};
-use tokio::task::JoinSet;
 use uzram::sync::Mutex;
 use uzram::{Error, Result};
 
@@ -43,8 +42,7 @@ pub struct RedisStore {
     address: Address,
     /// Where the copies are, if there are two of each object.
     placement: Option<Placement>,
-    client: Arc<Client>,
-    /// If it is a single server.
+    client: Client,
     direct: Option<Direct>,
     latencies: Latencies,
     /// The keys of leases that were written: they change when slots move.
@@ -53,21 +51,15 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to a server, or to the cluster that it belongs to, and checks that it keeps what it is given.
-    /// Of each object there are 1 or 2 `copies`.
-    ///
-    /// # Errors
-    /// `Io` if no server answers; `Permission` if it wants another login; `Busy` while it loads its data;
-    /// `NoSpace` if it is full; `Unsupported` if it is a replica, or may evict keys, or cannot have so many
-    /// copies. All within 5 s.
+    /// Of each object there are 1 or 2 `copies`. Errors: `Io` if no server answers; `Permission` if it wants
+    /// another login; `Busy` while it loads its data; `NoSpace` if it is full; `Unsupported` if it is a
+    /// replica, or may evict keys, or cannot have so many copies. All within 5 s.
     pub async fn connect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
         opened(&address, Self::connect_and_check(address.clone(), credentials, copies)).await
     }
 
     /// Connects again to servers that were used before, without the checks of [`RedisStore::connect`]: some
-    /// may be away.
-    ///
-    /// # Errors
-    /// `Io` if no server answers; `Permission` if it wants another login.
+    /// may be away. Errors: `Io` if no server answers; `Permission` if it wants another login.
     pub async fn reconnect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
         let client = connect::connect(&address, &credentials).await?;
         let placement = match copies {
@@ -83,7 +75,6 @@ impl RedisStore {
 
     fn new(address: Address, placement: Option<Placement>, client: Client) -> RedisStore {
         let direct = client.direct();
-        let client = Arc::new(client);
         let (latencies, leases) = (Latencies::default(), Mutex::default());
         RedisStore { address, placement, client, direct, latencies, leases }
     }
@@ -113,10 +104,7 @@ impl RedisStore {
     }
 
     /// Returns the address, with all nodes of the cluster, or the single server that is used, instead of
-    /// those that were named: a text of it parses again.
-    ///
-    /// # Errors
-    /// `Io` if they cannot be asked for.
+    /// those that were named: a text of it parses again. Errors: `Io` if they cannot be asked for.
     pub async fn address_of_all(&self) -> Result<Address> {
         let topology = self.client.read_topology().await?;
         if !self.client.is_cluster {
@@ -143,21 +131,16 @@ impl RedisStore {
         if names.is_empty() { Err(self.client.no_node()) } else { Ok(names) }
     }
 
-    /// Asks the masters of keys for something, all at a time.
     async fn ask_each(
         &self,
         names: impl IntoIterator<Item = String>,
         command: impl Fn(&str) -> Cmd,
     ) -> Vec<(String, Result<Value, Failure>)> {
-        let mut asked = JoinSet::new();
-        for name in names {
-            let (client, command) = (Arc::clone(&self.client), command(&name));
-            asked.spawn(async move {
-                let answer = client.ask(&command, &name).await;
-                (name, answer)
-            });
-        }
-        asked.join_all().await
+        let ask = async |name: String| {
+            let answer = self.client.ask(&command(&name), &name).await;
+            (name, answer)
+        };
+        join_all(names.into_iter().map(ask)).await
     }
 
     /// Returns the last epoch of the process before, which it wrote to the lease; 0 if that is gone. Errors:
@@ -191,7 +174,6 @@ impl RedisStore {
         }
     }
 
-    /// Reads from one node.
     async fn get_range(
         &self,
         name: &str,
@@ -212,7 +194,6 @@ impl RedisStore {
     }
 }
 
-/// Returns the command that removes a key.
 fn unlink(name: &str) -> Cmd {
     std::mem::take(redis::cmd("UNLINK").arg(name))
 }
@@ -288,7 +269,6 @@ impl ObjectStore for RedisStore {
         self.placement.as_ref().is_some_and(|placement| placement.is_at_risk(home))
     }
 
-    /// Stores both copies, or fails.
     async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         if let Some(placement) = &self.placement {
             placement.check(key.filling.home)?;
@@ -376,10 +356,7 @@ impl ObjectStore for RedisStore {
         if let Some(placement) = &self.placement {
             let epoch = match placement.epoch() {
                 Some(epoch) => epoch,
-                None => {
-                    placement.continue_from(self.read_epoch(device).await?);
-                    placement.epoch().unwrap_or_default()
-                }
+                None => placement.continue_from(self.read_epoch(device).await?),
             };
             value.extend_from_slice(format!(" {epoch}").as_bytes());
         }

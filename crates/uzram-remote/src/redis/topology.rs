@@ -13,7 +13,6 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::Server;
 
-/// The hash slots of a cluster.
 const SLOTS: u16 = 1 << 14;
 /// Set in each home, so that none is 0.
 const MARK: u32 = 1 << 31;
@@ -35,12 +34,10 @@ pub(super) struct Topology {
     pub(super) full: Vec<String>,
 }
 
-/// A master with slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Master {
-    /// Its identifier in the cluster.
     pub(super) id: String,
-    /// That of its process; empty if it is not known.
+    /// The identifier of its process; empty if it is not known.
     pub(super) run_id: String,
     pub(super) server: Server,
     pub(super) replicas: Vec<Server>,
@@ -48,17 +45,10 @@ pub(super) struct Master {
 }
 
 impl Topology {
-    /// Returns that of a single server, which has all slots.
     pub(super) fn of_server(server: Server) -> Topology {
-        let ranges = vec![0..=SLOTS - 1];
-        let master = Master {
-            id: String::new(),
-            run_id: String::new(),
-            server: server.clone(),
-            replicas: Vec::new(),
-            ranges,
-        };
-        Topology { masters: vec![master], nodes: vec![server], full: Vec::new() }
+        let (id, run_id, nodes) = (String::new(), String::new(), vec![server.clone()]);
+        let master = Master { id, run_id, server, replicas: Vec::new(), ranges: vec![0..=SLOTS - 1] };
+        Topology { masters: vec![master], nodes, full: Vec::new() }
     }
 
     /// Parses the answer to `CLUSTER SLOTS`: of each range of slots the first and the last, and its nodes,
@@ -81,17 +71,11 @@ impl Topology {
                     nodes.push(server.clone());
                 }
             }
-            let known = masters.iter().position(|master| master.id == id);
-            match known {
-                Some(number) => masters[number].ranges.push(first..=last),
+            let ranges = vec![first..=last];
+            match masters.iter().position(|master| master.id == id) {
+                Some(number) => masters[number].ranges.extend(ranges),
                 None if masters.len() >= MAX_NODES => {}
-                None => masters.push(Master {
-                    id,
-                    run_id: String::new(),
-                    server,
-                    replicas,
-                    ranges: vec![first..=last],
-                }),
+                None => masters.push(Master { id, run_id: String::new(), server, replicas, ranges }),
             }
         }
         // In an order that does not depend on the node that was asked.
@@ -100,7 +84,6 @@ impl Topology {
         Topology { masters, nodes, full: Vec::new() }
     }
 
-    /// Returns whether each slot has a master.
     pub(super) fn has_all_slots(&self) -> bool {
         let mut ranges: Vec<_> = self.masters.iter().flat_map(|master| &master.ranges).collect();
         ranges.sort_by_key(|range| *range.start());
@@ -126,7 +109,6 @@ impl Topology {
         Err(Error::new(kind, what).with_setting("backing_copies"))
     }
 
-    /// Returns the masters that are not full.
     fn with_room(&self) -> Vec<&Master> {
         self.masters.iter().filter(|master| !self.full.contains(&master.id)).collect()
     }
@@ -174,7 +156,6 @@ impl Topology {
         self.owner(slot).map(|number| &self.masters[number])
     }
 
-    /// Returns the number of the master that has a slot.
     fn owner(&self, slot: u16) -> Option<usize> {
         self.masters.iter().position(|master| master.ranges.iter().any(|range| range.contains(&slot)))
     }
@@ -193,7 +174,6 @@ impl Topology {
     }
 }
 
-/// Returns a node's address and identifier.
 fn node(parts: &[Value]) -> Option<(Server, String)> {
     let [host, Value::Int(port), rest @ ..] = parts else { return None };
     let server = Server { host: text(host), port: u16::try_from(*port).ok()? };
@@ -263,7 +243,6 @@ fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
 }
 
-/// Returns a value that is a text, or an empty one.
 pub(super) fn text(value: &Value) -> String {
     match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),

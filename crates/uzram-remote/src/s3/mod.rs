@@ -1,9 +1,5 @@
 //! S3, and stores that speak its protocol.
 //!
-//! - `address.rs`: texts that name a place in a store, and logins
-//! - `sweep.rs`: going through the objects for a sweep
-//! - `transport.rs`: HTTP
-//!
 //! An object's name is `PREFIX/uzram/DEVICE/EXTENT-GENERATION`. It is written by one PUT, and read by one GET
 //! of a range.
 
@@ -33,7 +29,6 @@ use transport::Transport;
 
 /// The bytes of an extent: each request costs money.
 const OBJECT_BYTES: usize = 1 << 20;
-/// How often leases are renewed.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// What names in a bucket begin with, behind the prefix.
 const DIRECTORY: &str = "uzram/";
@@ -46,15 +41,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 pub struct S3Store {
     address: S3Address,
     operator: Operator,
-    /// The device whose lease was renewed.
     leased: OnceLock<DeviceId>,
 }
 
 impl S3Store {
-    /// Returns a store that is not asked for anything yet. Reads the system's certificates.
-    ///
-    /// # Errors
-    /// `Invalid` if the login cannot be sent; `NotFound` without certificates.
+    /// Returns a store that is not asked for anything yet. Reads the system's certificates. Errors: `Invalid`
+    /// if the login cannot be sent; `NotFound` without certificates.
     pub fn new(address: S3Address, login: &S3Login) -> Result<S3Store> {
         let login = login.clone().checked()?;
         let endpoint = login.endpoint.as_deref().map(|url| url.trim_end_matches('/'));
@@ -81,10 +73,8 @@ impl S3Store {
     }
 
     /// Returns a store, and checks that it keeps what it is given: an object is written, read and removed.
-    ///
-    /// # Errors
-    /// `Io` if it does not answer; `Permission` if it wants another login; `Invalid` if there is no such
-    /// bucket; as [`S3Store::new`]. All within 5 s.
+    /// Errors: `Io` if it does not answer; `Permission` if it wants another login; `Invalid` if there is no
+    /// such bucket; as [`S3Store::new`]. All within 5 s.
     pub async fn connect(address: S3Address, login: &S3Login) -> Result<S3Store> {
         let store = S3Store::new(address, login)?;
         let until = tokio::time::Instant::now() + OPENED_WITHIN;
@@ -115,7 +105,6 @@ impl S3Store {
         }
     }
 
-    /// Returns the name of something of a device.
     fn name(&self, device: DeviceId, what: &str) -> String {
         format!("{}{device}/{what}", self.directory())
     }
@@ -128,7 +117,6 @@ impl S3Store {
         Failure::of_s3(&self.address.to_string(), error)
     }
 
-    /// Waits for an answer. Errors: if there is none in time.
     async fn answer<T>(&self, request: impl Future<Output = opendal::Result<T>>) -> Result<T, Failure> {
         match tokio::time::timeout(ANSWER_WITHIN, request).await {
             Ok(answer) => answer.map_err(|error| self.explain(&error)),
@@ -136,7 +124,6 @@ impl S3Store {
         }
     }
 
-    /// Tries a request of a sweep again.
     async fn tried<T, F>(&self, request: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
@@ -153,7 +140,6 @@ impl S3Store {
         self.answer(get_range(&self.operator, name, at, len_bytes)).await
     }
 
-    /// Removes objects by one request.
     async fn delete(&self, names: Vec<String>) -> Result<(), Failure> {
         self.answer(self.operator.delete_iter(names)).await
     }

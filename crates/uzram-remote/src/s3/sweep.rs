@@ -25,15 +25,8 @@ pub(crate) async fn sweep(
     sweep::sweep(&S3Store::new(address, login)?, only_look).await
 }
 
-/// Something of a device, by its name.
-#[derive(Debug, PartialEq, Eq)]
-enum Part {
-    Lease,
-    Object,
-}
-
-/// Returns the device of a name behind the prefix, and what it is.
-fn parse(name: &str) -> Option<(&str, Part)> {
+/// Returns the device of a name behind the prefix, and whether it is a lease.
+fn parse(name: &str) -> Option<(&str, bool)> {
     let (device, rest) = split_device(name)?;
     let rest = rest.strip_prefix('/')?;
     let is_object = || {
@@ -43,16 +36,15 @@ fn parse(name: &str) -> Option<(&str, Part)> {
         })
     };
     match rest {
-        LEASE => Some((device, Part::Lease)),
+        LEASE => Some((device, true)),
         // One that a process left which was killed meanwhile.
-        PROBE => Some((device, Part::Object)),
-        _ if is_object() => Some((device, Part::Object)),
+        PROBE => Some((device, false)),
+        _ if is_object() => Some((device, false)),
         _ => None,
     }
 }
 
 impl S3Store {
-    /// Returns the store's time.
     async fn now(&self) -> Result<Timestamp, Failure> {
         let probe = self.name(DeviceId::new()?, PROBE);
         let now = async {
@@ -73,10 +65,10 @@ impl Sweepable for S3Store {
         let mut entries =
             self.answer(self.operator.lister_with(&directory).recursive(true).into_future()).await?;
         while let Some(entry) = self.answer(entries.try_next()).await? {
-            let Some((device, part)) = entry.path().strip_prefix(&directory).and_then(parse) else {
+            let Some((device, is_lease)) = entry.path().strip_prefix(&directory).and_then(parse) else {
                 continue;
             };
-            let is_lease = part == Part::Lease && is_valid(entry.metadata().last_modified(), now);
+            let is_lease = is_lease && is_valid(entry.metadata().last_modified(), now);
             each(Seen { device, name: entry.path(), is_lease });
         }
         Ok(())
@@ -104,9 +96,9 @@ mod tests {
     fn objects_of_others_are_left_alone() {
         let device = "0123456789abcdef0123456789abcdef";
         for (name, expected) in [
-            (format!("{device}/7-1"), Some(Part::Object)),
-            (format!("{device}/probe"), Some(Part::Object)),
-            (format!("{device}/lease"), Some(Part::Lease)),
+            (format!("{device}/7-1"), Some(false)),
+            (format!("{device}/probe"), Some(false)),
+            (format!("{device}/lease"), Some(true)),
             (format!("{device}/leases"), None),
             (format!("{device}/7"), None),
             (format!("{device}/7-1-1"), None),
@@ -117,7 +109,7 @@ mod tests {
             (format!("{}/7-1", device.to_uppercase()), None),
             ("äöü".repeat(9), None),
         ] {
-            assert_eq!(parse(&name).map(|(_, part)| part), expected, "{name}");
+            assert_eq!(parse(&name).map(|(_, is_lease)| is_lease), expected, "{name}");
         }
     }
 

@@ -20,7 +20,6 @@ use uzram::{ErrorKind, Result};
 use crate::answers::Refusal;
 use crate::error;
 
-/// How long a connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// How long a connection is kept that is not used: less than servers keep it.
 const KEPT_FOR: Duration = Duration::from_secs(15);
@@ -31,7 +30,6 @@ const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// The most bytes that are read of an answer which says why a request was refused.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
-/// Sends requests to a store.
 pub(super) struct Transport(Client<HttpsConnector<HttpConnector>, Full<Buffer>>);
 
 impl Transport {

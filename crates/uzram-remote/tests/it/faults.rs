@@ -29,7 +29,6 @@ struct Bad {
 #[derive(Clone)]
 struct Handle(Arc<Bad>);
 
-/// What a request meets.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum Fault {
     #[default]
@@ -85,7 +84,6 @@ impl Handle {
     }
 }
 
-/// Returns a new device's backing there.
 fn open(bad: &Handle, len_bytes: Option<u64>, limits: Limits) -> Arc<RemoteBacking<Handle>> {
     let connected = bad.clone();
     let connect = || async { Ok(connected) };

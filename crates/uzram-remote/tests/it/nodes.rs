@@ -16,7 +16,6 @@ use uzram::units::PAGE_SIZE;
 use uzram_remote::{Address, Credentials, Identity, Limits, RedisStore, RemoteBacking};
 
 const PAGES: u32 = 2000;
-/// How long a fault lasts.
 const LASTS: Duration = Duration::from_secs(2);
 /// One that the nodes of the cluster notice, too.
 const LASTS_LONG: Duration = Duration::from_secs(5);

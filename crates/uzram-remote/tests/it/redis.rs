@@ -36,7 +36,6 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Returns the keys that end so, each with its node.
 fn keys<'a>(nodes: &'a [Redis], end: &str) -> Vec<(&'a Redis, String)> {
     let of_node = |node: &'a Redis| {
         let keys = node.ask(&["keys", &format!("uzram:*{end}")]);

@@ -55,7 +55,14 @@ pub trait Registrar: Send + Sync {
     fn survival(&self) -> SurvivalJson;
 }
 
-/// A program to serve.
+/// How long the file of a device that was just detached may take to be closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Advice for ending the use of a device by NBD clients.
+const CLIENTS: &str =
+    "disconnect them (`uzram clients`, `uzram kick`), or force it, and what they wrote is lost";
+/// Advice for ending the use of its file.
+const FILES: &str = "close what has it open, or force it, and its contents are lost";
+
 #[derive(Default, Deserialize)]
 struct NewProgram {
     program: Option<String>,
@@ -81,7 +88,6 @@ pub struct Api {
 
 #[derive(Default, Deserialize)]
 struct Shutdown {
-    /// End even if devices are in use.
     force: bool,
 }
 
@@ -101,14 +107,12 @@ struct NewDevice {
     /// attached.
     #[serde(default)]
     export: Option<bool>,
-    /// Whether it is exported read-only.
     #[serde(default)]
     read_only: bool,
 }
 
 /// A request, as the handler of its route sees it.
 pub struct Call<'a> {
-    /// The request.
     pub request: &'a Request,
     /// The segments of its path that stand for those in braces.
     pub parameters: Vec<&'a str>,
@@ -121,7 +125,6 @@ impl Call<'_> {
         self.parameters.get(index).copied().unwrap_or_default()
     }
 
-    /// Returns the device that the first parameter names.
     fn device(&self, api: &Api) -> Result<Arc<Device>, Response> {
         Ok(api.exports.named(self.parameter(0))?)
     }
@@ -165,7 +168,7 @@ impl Api {
         Ok(Response::empty(202))
     }
 
-    fn leave(&self) -> Result<Response, Response> {
+    fn leave(&self, _: &Call<'_>) -> Result<Response, Response> {
         self.registrar()?.leave()?;
         Ok(Response::empty(202))
     }
@@ -187,7 +190,6 @@ impl Api {
         self.registrar.as_ref().ok_or_else(none)
     }
 
-    /// Returns the attached devices.
     fn attached(&self) -> Vec<AttachedDevice> {
         self.exports.recorder().map(|recorder| recorder.attached()).unwrap_or_default()
     }
@@ -207,7 +209,6 @@ impl Api {
         Ok(Response::empty(204))
     }
 
-    /// Ends the daemon, unless a device is in use.
     fn shut_down(&self, call: &Call<'_>) -> Result<Response, Response> {
         let Shutdown { force } = match call.request.body.as_slice() {
             [] => Shutdown::default(),
@@ -291,27 +292,7 @@ impl Api {
         tracing::info!(device = name, "device removed");
         Ok(Response::empty(204))
     }
-}
 
-/// How long the file of a device that was just detached may take to be closed.
-const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Advice for ending the use of a device by NBD clients.
-const CLIENTS: &str =
-    "disconnect them (`uzram clients`, `uzram kick`), or force it, and what they wrote is lost";
-/// Advice for ending the use of its file.
-const FILES: &str = "close what has it open, or force it, and its contents are lost";
-
-/// Returns the text that NBD clients use a device; `None` if none does.
-pub fn in_use_by_clients(exports: &Exports, name: &str) -> Option<String> {
-    in_use_text(name, exports.users(name).clients(), "NBD client")
-}
-
-fn in_use_text(name: &str, count: usize, by: &str) -> Option<String> {
-    let plural = if count == 1 { "" } else { "s" };
-    (count > 0).then(|| format!("{name} is in use by {count} {by}{plural}"))
-}
-
-impl Api {
     /// Lists all NBD clients, or those of one device.
     fn list_clients(&self, export: Option<&str>) -> Response {
         let mut clients = self.clients.list();
@@ -335,6 +316,16 @@ impl Api {
             Kicked::Unknown => Err(refusal(404, &format!("there is no client {id}"))),
         }
     }
+}
+
+/// Returns the text that NBD clients use a device; `None` if none does.
+pub fn in_use_by_clients(exports: &Exports, name: &str) -> Option<String> {
+    in_use_text(name, exports.users(name).clients(), "NBD client")
+}
+
+fn in_use_text(name: &str, count: usize, by: &str) -> Option<String> {
+    let plural = if count == 1 { "" } else { "s" };
+    (count > 0).then(|| format!("{name} is in use by {count} {by}{plural}"))
 }
 
 /// Creates a device and adds it. It is added before it is initialised, so that no memory is allocated
@@ -412,29 +403,23 @@ fn refused(error: &Error, setting: Option<&str>) -> Response {
     Response::error(status, &error.to_string(), error.errno(), setting)
 }
 
-/// A route.
+type Handler = fn(&Api, &Call<'_>) -> Result<Response, Response>;
+
 #[derive(Serialize)]
 pub struct Route {
-    /// The method.
     pub method: &'static str,
     /// The path; a segment in braces takes any value.
     pub path: &'static str,
     /// What the request does, in a line.
     pub about: &'static str,
     #[serde(skip)]
-    handle: fn(&Api, &Call<'_>) -> Result<Response, Response>,
+    handle: Handler,
 }
 
-const fn route(
-    method: &'static str,
-    path: &'static str,
-    about: &'static str,
-    handle: fn(&Api, &Call<'_>) -> Result<Response, Response>,
-) -> Route {
+const fn route(method: &'static str, path: &'static str, about: &'static str, handle: Handler) -> Route {
     Route { method, path, about, handle }
 }
 
-/// The table.
 pub static ROUTES: &[Route] = &[
     route("GET", "/v1", "Lists the routes.", |_, _| Ok(Response::json(200, &json!({ "routes": ROUTES })))),
     route("GET", "/v1/devices", "Lists the devices.", |api, _| Ok(api.list())),
@@ -470,9 +455,7 @@ pub static ROUTES: &[Route] = &[
     route("POST", "/v1/reload", "Reads the TLS files again; 409 without TLS.", |api, _| api.reload()),
     route("POST", "/v1/upgrade", "Has another program serve.", Api::upgrade),
     route("POST", "/v1/recover", "Serves again after the daemon gave up.", |api, _| api.recover()),
-    route("POST", "/v1/leave", "Ends the daemon, and leaves everything to the service manager.", |api, _| {
-        api.leave()
-    }),
+    route("POST", "/v1/leave", "Ends the daemon, and leaves everything to the service manager.", Api::leave),
     route(
         "POST",
         "/v1/shutdown",
@@ -481,7 +464,6 @@ pub static ROUTES: &[Route] = &[
     ),
 ];
 
-/// Handles one request by the table. Errors: the response to a request that is refused.
 fn dispatch(api: &Api, call: Call<'_>) -> Result<Response, Response> {
     let segments = segments(&call.request.path)?;
     let mut methods = Vec::new();
@@ -492,11 +474,12 @@ fn dispatch(api: &Api, call: Call<'_>) -> Result<Response, Response> {
         }
         methods.push(route.method);
     }
-    Err(if methods.is_empty() {
-        refusal(404, "no such path; GET /v1 lists what there is")
-    } else {
-        not_allowed(&methods.join(", "))
-    })
+    if methods.is_empty() {
+        return Err(refusal(404, "no such path; GET /v1 lists what there is"));
+    }
+    let methods = methods.join(", ");
+    let text = format!("this path takes only {methods}");
+    Err(Response { allow: Some(methods), ..refusal(405, &text) })
 }
 
 /// Returns the segments that stand for those in braces; `None` if the path is another one.
@@ -522,9 +505,4 @@ fn segments(path: &str) -> Result<Vec<String>, Response> {
     path.split('/')
         .map(|segment| percent::decode(segment).ok_or_else(|| refusal(400, "the path is badly encoded")))
         .collect()
-}
-
-fn not_allowed(methods: &str) -> Response {
-    let text = format!("this path takes only {methods}");
-    Response { allow: Some(methods.to_owned()), ..refusal(405, &text) }
 }

@@ -11,17 +11,14 @@ use uzram::device::AttributeText;
 
 /// The most bytes of request line and headers.
 pub const MAX_HEAD_BYTES: usize = 16 << 10;
-/// The most bytes of a request's body.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
 /// The size of the pieces in which a long text is generated and sent.
 const PIECE_BYTES: usize = 64 << 10;
-/// The most header lines.
 pub const MAX_HEADERS: usize = 64;
 
 /// The parts of a request that the control API uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The method, as sent.
     pub method: String,
     /// The path, still percent-encoded, without a query.
     pub path: String,
@@ -29,11 +26,8 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// A response.
 pub struct Response {
-    /// The HTTP status.
     pub status: u16,
-    /// The body: JSON.
     pub body: Body,
     /// For 405: the methods that this path accepts.
     pub allow: Option<String>,
@@ -41,7 +35,6 @@ pub struct Response {
     pub shutdown: Option<Ending>,
 }
 
-/// The body of a response.
 pub enum Body {
     /// JSON text, or empty. Sent as a whole.
     Text(String),
@@ -60,12 +53,10 @@ pub enum Ending {
 }
 
 impl Response {
-    /// Creates a response without a body.
     pub const fn empty(status: u16) -> Self {
         Response { status, body: Body::Text(String::new()), allow: None, shutdown: None }
     }
 
-    /// Creates a response with a JSON body.
     pub fn json(status: u16, body: &impl Serialize) -> Self {
         // Fails for no value of this API: its maps have strings as keys. The newline is for curl in a
         // terminal.
@@ -78,10 +69,7 @@ impl Response {
         Response::json(status, &json!({ "error": text, "errno": errno, "setting": setting }))
     }
 
-    /// Sends the response. Flushes `output` after each piece of a long one.
-    ///
-    /// # Errors
-    /// Those of `output`.
+    /// Sends the response. Flushes `output` after each piece of a long one. Errors: those of `output`.
     pub fn write_to(self, output: &mut impl Write) -> io::Result<()> {
         let mut text = format!("HTTP/1.1 {} {}\r\n", self.status, reason(self.status));
         if let Some(methods) = self.allow {
@@ -128,19 +116,15 @@ fn send_attribute_text(name: &str, mut value: AttributeText, output: &mut impl W
     output.write_all(text.as_bytes())
 }
 
-/// The parsed head of a request.
 struct Head {
-    method: String,
-    path: String,
+    /// Without its body.
+    request: Request,
     head_bytes: usize,
     body_bytes: usize,
     expects_continue: bool,
 }
 
-/// Reads one request.
-///
-/// # Errors
-/// The response to an unacceptable request.
+/// Reads one request. Errors: the response to an unacceptable request.
 pub fn read_request(stream: &mut (impl Read + Write)) -> Result<Request, Response> {
     let mut bytes = Vec::with_capacity(1024);
     let head = loop {
@@ -159,7 +143,7 @@ pub fn read_request(stream: &mut (impl Read + Write)) -> Result<Request, Respons
         read_more(stream, &mut body, head.body_bytes)?;
     }
     body.truncate(head.body_bytes);
-    Ok(Request { method: head.method, path: head.path, body })
+    Ok(Request { body, ..head.request })
 }
 
 /// Appends the bytes of one read, up to `limit` bytes in total; returns 0 only if `bytes` is that long
@@ -198,13 +182,9 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>, Response> {
     let (Some(method), Some(target)) = (request.method, request.path) else {
         return Err(refusal(400, "not an HTTP/1.1 request"));
     };
-    let mut head = Head {
-        method: method.to_owned(),
-        path: target.split('?').next().unwrap_or_default().to_owned(),
-        head_bytes,
-        body_bytes: 0,
-        expects_continue: false,
-    };
+    let path = target.split('?').next().unwrap_or_default().to_owned();
+    let request_line = Request { method: method.to_owned(), path, body: Vec::new() };
+    let mut head = Head { request: request_line, head_bytes, body_bytes: 0, expects_continue: false };
     let mut announced = None;
     for header in request.headers.iter() {
         if header.name.eq_ignore_ascii_case("transfer-encoding") {

@@ -80,7 +80,7 @@ impl From<&fuse::Mount> for FilesJson {
         FilesJson {
             dir: connection.dir().to_owned(),
             device: connection.identity().device,
-            threads: connection.threads(),
+            threads: connection.options().threads,
             cpu_latency_us: limit.us().filter(|_| refused.is_none()),
             cpu_latency_refused: refused.map(str::to_owned),
         }

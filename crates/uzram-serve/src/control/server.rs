@@ -14,28 +14,12 @@ use super::api::Api;
 use super::http::{self, Ending, refusal};
 use crate::device_pool::Budget;
 
-/// Limits on clients.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The most connections served at once; further ones get 503.
-    pub connections: usize,
-    /// How long a whole request may take to arrive.
-    pub request_timeout: Duration,
-    /// How long a client may take to read the response, or each 64 KiB of a long one.
-    pub response_timeout: Duration,
-}
-
-impl Default for Limits {
-    /// 64 connections, at most ten seconds each, besides the requested operation and long responses.
-    fn default() -> Self {
-        Limits {
-            connections: 64,
-            request_timeout: Duration::from_secs(5),
-            response_timeout: Duration::from_secs(5),
-        }
-    }
-}
-
+/// The most connections served at once; further ones get 503.
+pub(super) const MAX_CONNECTIONS: usize = 64;
+/// How long a whole request may take to arrive.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a client may take to read the response, or each 64 KiB of a long one.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most bytes read from a client that keeps sending a refused request.
 const MAX_DRAIN_BYTES: usize = 1 << 20;
 /// The longest time to read from such a client.
@@ -43,18 +27,15 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait before accepting again when the system is out of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// State shared by the threads of a server.
 struct Shared {
     api: Api,
-    limits: Limits,
     on_shutdown: Box<dyn Fn(Ending) + Send + Sync>,
-    /// The places of connections.
     connections: Arc<Budget>,
     stopping: AtomicBool,
 }
 
 /// A running control server; dropping it stops accepting. Open connections end by themselves within their
-/// [`Limits`] (the one for the response applies to each piece of a long one), or with the process.
+/// time limits, of which that of the response is for each piece of a long one, or with the process.
 pub struct Server {
     listener: Arc<UnixListener>,
     shared: Arc<Shared>,
@@ -62,29 +43,23 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `api` on `listener`. Each shutdown request calls `on_shutdown` from another thread, after
-    /// the response; it should not block.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
+    /// Serves `api` on `listener`. Each shutdown request calls `on_shutdown` from another thread, after the
+    /// response; it should not block. Errors: the system refuses a thread.
     pub fn start(
         listener: UnixListener,
         api: Api,
-        limits: Limits,
         on_shutdown: impl Fn(Ending) + Send + Sync + 'static,
     ) -> io::Result<Server> {
         let listener = Arc::new(listener);
         let shared = Arc::new(Shared {
             api,
-            limits,
             on_shutdown: Box::new(on_shutdown),
-            connections: Budget::new(limits.connections),
+            connections: Budget::new(MAX_CONNECTIONS),
             stopping: AtomicBool::new(false),
         });
-        let acceptor = {
-            let (listener, shared) = (Arc::clone(&listener), Arc::clone(&shared));
-            thread::Builder::new().name("control".to_owned()).spawn(move || accept(&listener, &shared))?
-        };
+        let (socket, own) = (Arc::clone(&listener), Arc::clone(&shared));
+        let acceptor =
+            thread::Builder::new().name("control".to_owned()).spawn(move || accept(&socket, &own))?;
         Ok(Server { listener, shared, acceptor: Some(acceptor) })
     }
 }
@@ -93,11 +68,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         // On Linux this wakes a thread that sleeps in accept on the socket.
-        if rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both).is_ok()
-            && let Some(acceptor) = self.acceptor.take()
-        {
+        if rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both).is_ok() {
             // The thread cannot panic, and a panic would need no handling.
-            let _ = acceptor.join();
+            let _ = self.acceptor.take().map(JoinHandle::join);
         }
     }
 }
@@ -118,7 +91,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 
 fn admit(stream: UnixStream, shared: &Arc<Shared>) {
     let Some(place) = shared.connections.take(1) else {
-        tracing::warn!(limit = shared.limits.connections, "control connection refused: too many");
+        tracing::warn!(limit = MAX_CONNECTIONS, "control connection refused: too many");
         // Normally the empty socket buffer takes these few bytes; do not wait if it does not.
         let _ = stream.set_nonblocking(true);
         let _ = refusal(503, "too many control connections; try again").write_to(&mut &stream);
@@ -135,8 +108,8 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>) {
 }
 
 fn converse(stream: &UnixStream, shared: &Shared) {
-    let mut input = Timed::new(stream, shared.limits.request_timeout);
-    let mut output = Timed::new(stream, shared.limits.response_timeout);
+    let mut input = Timed::new(stream, REQUEST_TIMEOUT);
+    let mut output = Timed::new(stream, RESPONSE_TIMEOUT);
     let outcome = exchange(&shared.api, &mut input, &mut output, &|| !has_left(stream));
     match outcome.sent {
         Ok(()) if outcome.unread_input => drain(stream),

@@ -12,7 +12,8 @@ use serde_json::Value;
 use uzram::device::Device;
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{About, Api, Ending, Limits, Server, api::ROUTES, exchange};
+use super::server::MAX_CONNECTIONS;
+use super::{About, Api, Ending, Server, api::ROUTES, exchange};
 use crate::{Exports, nbd};
 
 fn api() -> Api {
@@ -317,22 +318,22 @@ fn slow_requests_are_cut_off_and_one_connection_too_many_is_told_so() {
     const PATIENCE: Duration = Duration::from_secs(60);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
-    let limits = Limits { connections: 2, request_timeout: Duration::from_secs(3), ..Limits::default() };
-    let _server = Server::start(UnixListener::bind(&path).unwrap(), api(), limits, |_| {}).unwrap();
+    let _server = Server::start(UnixListener::bind(&path).unwrap(), api(), |_| {}).unwrap();
     let connect = || {
         let stream = UnixStream::connect(&path).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream
     };
-    let [mut silent, mut trickling] = [connect(), connect()];
+    let mut silent: Vec<_> = (1..MAX_CONNECTIONS).map(|_| connect()).collect();
+    let mut trickling = connect();
     assert!(answer(&mut connect()).starts_with("HTTP/1.1 503 "));
     let start = Instant::now();
     while trickling.write_all(b"G").is_ok() {
         assert!(start.elapsed() < PATIENCE, "the trickling client was never cut off");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(answer(&mut silent).starts_with("HTTP/1.1 408 "));
+    silent.iter_mut().for_each(|silent| assert!(answer(silent).starts_with("HTTP/1.1 408 ")));
     let is_served = || {
         let mut client = connect();
         // A server that refuses it may close before all is written.
@@ -383,7 +384,6 @@ fn clients_are_listed_and_kicked() {
     assert_eq!(ask_for("DELETE", &id), 404);
 }
 
-/// The page that documents the API.
 const PAGE: &str = include_str!("../../../../docs/control.md");
 
 /// An example on the page: what the first line of its block says, and its JSON.

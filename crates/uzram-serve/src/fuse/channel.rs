@@ -14,7 +14,6 @@ use super::ledger::{Ledger, UnderWay};
 use super::proto::{Message, bytes_of, fuse_out_header};
 use super::received::Outcomes;
 
-/// One of a connection's channels; a reply goes through the one by which its request came.
 pub(super) struct Channel {
     pub sink: Sink,
     pub ledger: Arc<Ledger>,
@@ -24,7 +23,6 @@ pub(super) struct Channel {
     pub thread: usize,
 }
 
-/// Where replies go.
 pub(super) enum Sink {
     Kernel(Arc<Connection>),
     /// For tests and fuzzers.
@@ -46,17 +44,14 @@ impl Channel {
     }
 }
 
-/// The reply that a request waits for.
 pub(super) struct Reply {
     channel: Arc<Channel>,
-    /// The request's, as received.
     unique: u64,
     under_way: UnderWay,
     is_sent: bool,
 }
 
 impl Reply {
-    /// Notes that the request is under way.
     pub fn new(channel: &Arc<Channel>, unique: u64) -> Self {
         let under_way = channel.ledger.begin_request(channel.thread, unique);
         Reply { channel: Arc::clone(channel), unique, under_way, is_sent: false }

@@ -28,7 +28,6 @@ use crate::mounts::{self, MountIdentity, MountPoint};
 /// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is
 /// changed.
 pub const MAX_IO_BYTES: usize = 1 << 20;
-/// The most threads that serve a connection.
 const MAX_THREADS: usize = 1024;
 /// The prefix of our mounts' source in the kernel's list. Only informative: any user can mount something with
 /// that source.
@@ -78,7 +77,6 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Returns the options with each number in its range.
     fn clamped(self) -> Self {
         MountOptions {
             threads: self.threads.clamp(1, MAX_THREADS),
@@ -113,7 +111,6 @@ pub struct Connection {
 pub struct ConnectionRecord {
     dir: PathBuf,
     identity: MountIdentity,
-    /// The directory was created for this mount.
     is_made: bool,
     options: MountOptions,
     /// Why the kernel refuses the limit on CPU wake-up latency, if it does.
@@ -121,7 +118,6 @@ pub struct ConnectionRecord {
     cpu_latency_refused: Option<String>,
     /// What was negotiated with the kernel, `FUSE_INIT`.
     flags: u64,
-    /// There is a descriptor of where requests arrive.
     keeps_requests: bool,
 }
 
@@ -130,12 +126,9 @@ impl Connection {
     /// `owner` is shown in the kernel's list of mounts.
     ///
     /// The directory is empty: what is in it would be hidden, and whoever needs it, perhaps this process
-    /// before it serves, would wait for the connection.
-    ///
-    /// # Errors
-    /// `Unsupported` without `/dev/fuse`, or with a kernel before Linux 5.4; `Invalid` for a path that is not
-    /// UTF-8; `NotFound` if the directory it is to be in does not exist; `Busy` when something is in the
-    /// directory or mounted there; `Permission`; `Io`.
+    /// before it serves, would wait for the connection. Errors: `Unsupported` without `/dev/fuse`, or with a
+    /// kernel before Linux 5.4; `Invalid` for a path that is not UTF-8; `NotFound` if the directory it is to
+    /// be in does not exist; `Busy` when something is in the directory or mounted there; `Permission`; `Io`.
     pub fn mount(dir: &Path, owner: &Path, options: MountOptions) -> Result<Connection> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(open_device::DEVICE).exists() {
@@ -233,7 +226,6 @@ impl Connection {
                 Ok(Connection { facts, point, device, channels, received: None, is_aborted: false })
             }
             Err(error) => {
-                // The mount is ours, and nobody serves it.
                 let _ = unmount(&dir, &point, &identity, UnmountFlags::DETACH);
                 Err(failed_io(error))
             }
@@ -249,10 +241,8 @@ impl Connection {
         (&self.facts, fds.chain([self.point.parent()]))
     }
 
-    /// Takes over a connection from what [`Connection::parts`] returned.
-    ///
-    /// # Errors
-    /// `Invalid` when the descriptors are not those of the record.
+    /// Takes over a connection from what [`Connection::parts`] returned. Errors: `Invalid` when the
+    /// descriptors are not those of the record.
     pub fn from_parts(record: ConnectionRecord, fds: Vec<OwnedFd>) -> Result<Connection> {
         let invalid = |why: &str| Error::invalid(format!("not the parts of a FUSE connection: {why}"));
         let Some(name) = record.dir.file_name() else { return Err(invalid("the mount point is the root")) };
@@ -281,10 +271,7 @@ impl Connection {
 
     /// Lets unanswered requests outlive the process, where the kernel cannot send them again: they are
     /// received in memory that another process can open, and none is handed to another thread. Call it before
-    /// the connection is served.
-    ///
-    /// # Errors
-    /// `NoMemory` or `Io`: the system refuses the memory.
+    /// the connection is served. Errors: `NoMemory` or `Io`: the system refuses the memory.
     pub fn outlives(&mut self) -> Result<()> {
         if !self.can_resend() {
             let MountOptions { threads, max_io_bytes, .. } = self.facts.options;
@@ -294,7 +281,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns where requests are received, if they outlive the process there.
     pub(super) fn received(&self) -> Option<&Received> {
         self.received.as_ref()
     }
@@ -312,10 +298,8 @@ impl Connection {
 
     /// Fails all requests, now and later, once every process that has the connection has called this or
     /// ended: it closes the connection's descriptors here. Where the kernel's list of connections is mounted,
-    /// they fail at once.
-    ///
-    /// # Errors
-    /// The kernel's list of mounts cannot be read, or the system refuses a descriptor.
+    /// they fail at once. Errors: the kernel's list of mounts cannot be read, or the system refuses a
+    /// descriptor.
     pub fn abort(&mut self) -> Result<()> {
         let failed = |connection: &Connection, error: io::Error| connection.cannot("abort", &error);
         // The minor number of a file system that is gone may be another's by now.
@@ -342,10 +326,8 @@ impl Connection {
         self.is_aborted
     }
 
-    /// Unmounts the files, unless they were unmounted already.
-    ///
-    /// # Errors
-    /// `Busy` while a file is open, by a loop device for example. It stays mounted then.
+    /// Unmounts the files, unless they were unmounted already. Errors: `Busy` while a file is open, by a loop
+    /// device for example. It stays mounted then.
     pub fn unmount(&self) -> Result<()> {
         let failed = |error: io::Error| self.cannot("unmount", &error);
         if self.is_mounted().map_err(failed)? {
@@ -369,11 +351,6 @@ impl Connection {
         self.dir().join(device).join(DISK)
     }
 
-    /// Returns the number of threads that serve it.
-    pub fn threads(&self) -> usize {
-        self.facts.options.threads
-    }
-
     /// Returns the limit on CPU wake-up latency, and why the kernel refuses it, if it does.
     pub fn cpu_latency(&self) -> (CpuLatencyLimit, Option<&str>) {
         (self.facts.options.cpu_latency, self.facts.cpu_latency_refused.as_deref())
@@ -384,10 +361,7 @@ impl Connection {
         &self.facts.options
     }
 
-    /// Returns the channel of a thread.
-    ///
-    /// # Panics
-    /// There are fewer threads.
+    /// Returns the channel of a thread; panics if there are fewer threads.
     pub(super) fn channel(&self, thread: usize) -> BorrowedFd<'_> {
         self.channels[thread].as_fd()
     }
@@ -454,7 +428,6 @@ fn resolve(dir: &Path) -> Result<Place> {
     })
 }
 
-/// Returns the name of something in a directory; `None` if it is empty.
 fn first_entry(point: &MountPoint) -> io::Result<Option<String>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(point.open()?, c".", flags, Mode::empty())?;
@@ -467,7 +440,6 @@ fn first_entry(point: &MountPoint) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Returns the device and inode number, which identify a file.
 fn file_number(stat: Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }

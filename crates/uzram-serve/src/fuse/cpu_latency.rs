@@ -24,12 +24,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use uzram::sync::Mutex;
 
-/// The device of the kernel's interface.
 const DEVICE: &str = "/dev/cpu_dma_latency";
 /// The value for no limit: `PM_QOS_CPU_LATENCY_DEFAULT_VALUE`.
 const NO_LIMIT_US: i32 = 2_000_000_000;
 const MAX_LIMIT_US: i32 = 1_000_000;
-/// The longest gap between two requests that follow each other closely.
 const CLOSE: Duration = Duration::from_millis(1);
 /// How often the thread checks for requests; after one to two periods without any, the limit is dropped.
 const PERIOD: Duration = Duration::from_millis(5);
@@ -91,7 +89,8 @@ fn open(device: &Path) -> io::Result<File> {
 
 /// A thread that requests the limit from the kernel. Dropping this drops the limit and ends the thread.
 pub(super) struct CpuLatency {
-    /// [`IDLE`], [`HELD`] or [`SEEN`]. Requests raise it to `SEEN`; the thread lowers it each period.
+    /// [`IDLE`] while the limit is not requested; else [`HELD`], or [`SEEN`] if a request has come in this
+    /// period. Requests raise it to `SEEN`; the thread lowers it each period.
     state: Arc<AtomicU8>,
     /// When the last request came while the limit was not requested.
     last: Mutex<Option<Instant>>,
@@ -100,11 +99,8 @@ pub(super) struct CpuLatency {
     keeper: Option<JoinHandle<()>>,
 }
 
-/// The limit is not requested.
 const IDLE: u8 = 0;
-/// It is, and no request has come in this period.
 const HELD: u8 = 1;
-/// A request has come in this period.
 const SEEN: u8 = 2;
 
 impl CpuLatency {
@@ -132,7 +128,6 @@ impl CpuLatency {
         }
     }
 
-    /// Records the first request in a period, or after an idle time.
     #[cold]
     fn first_request(&self) {
         if self.state.compare_exchange(HELD, SEEN, Ordering::Relaxed, Ordering::Relaxed) != Err(IDLE) {

@@ -156,7 +156,6 @@ fn die_if_told(offset: u64) {
     }
 }
 
-/// Replies with an error, or by `succeed`.
 fn answer<T>(reply: Reply, done: uzram::Result<T>, succeed: impl FnOnce(Reply)) {
     match done {
         Ok(_) => succeed(reply),
@@ -169,12 +168,10 @@ fn answer_write(reply: Reply, written: uzram::Result<()>, len: usize) {
     answer(reply, written, |reply| reply.message(&fuse_write_out { size: len as u32, padding: 0 }));
 }
 
-/// Returns the errno that a program gets for an error.
 pub(super) fn errno(error: &Error) -> Errno {
     Errno::from_raw_os_error(error.errno())
 }
 
-/// The longest text accepted.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// An open attribute's text; `None` until it is read.
@@ -199,7 +196,6 @@ pub(super) fn read_attribute(
     Ok(text.read_at(offset, out))
 }
 
-/// Sets an attribute to the data written to its file.
 pub(super) fn write_attribute(
     exports: &Exports,
     device: Arc<Device>,

@@ -20,12 +20,7 @@ use super::disk::{self, Disk, OpenText, errno};
 use super::handles::{Handles, Open};
 use super::ledger::{Ledger, OpenFileRecord};
 use super::proto::opcode::*;
-use super::proto::{
-    Entries, FATTR_FH, FATTR_GID, FATTR_MODE, FATTR_SIZE, FATTR_UID, FOPEN_DIRECT_IO,
-    FOPEN_PARALLEL_DIRECT_WRITES, Message, Request, bytes_of, fuse_attr, fuse_attr_out, fuse_entry_out,
-    fuse_fallocate_in, fuse_lseek_in, fuse_lseek_out, fuse_open_in, fuse_open_out, fuse_read_in,
-    fuse_release_in, fuse_setattr_in, fuse_statfs_out, fuse_write_in, fuse_write_out,
-};
+use super::proto::*;
 use super::thread_buffer::{self, WarmUp, reply_from_buffer};
 use super::tree::{Node, Tree};
 use crate::Exports;
@@ -33,12 +28,9 @@ use crate::device_pool::DevicePools;
 
 /// The size that an attribute's file shows, as in sysfs: its text is generated when it is read.
 const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
-/// The unit of `st_blocks`, stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
-/// The longest name, statfs(2).
 const MAX_NAME_BYTES: u32 = 255;
 
-/// The files of a daemon's devices.
 pub(super) struct Files {
     tree: Tree,
     handles: Handles,
@@ -237,7 +229,7 @@ impl Files {
     /// this one.
     fn opened_before(&self, unique: u64) -> Option<u64> {
         let handle = self.handles.opened_by(unique)?;
-        if matches!(self.handles.get(handle)?.open(), Some(Open::Lost)) {
+        if matches!(self.handles.get(handle)?.open, Some(Open::Lost)) {
             self.handles.close(handle);
             return None;
         }
@@ -254,7 +246,7 @@ impl Files {
         self.request_came();
         // The kernel asks for no more.
         let len = read.size.min(self.max_io_bytes) as usize;
-        match self.handles.get(read.fh).as_ref().and_then(|handle| handle.open()) {
+        match self.handles.get(read.fh).as_ref().and_then(|handle| handle.open.as_ref()) {
             Some(Open::Disk(disk)) => disk.read(read.offset, len, reply),
             Some(Open::Attribute(text, _)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => reply_from_buffer(len, reply, |out, reply| {
@@ -271,7 +263,7 @@ impl Files {
 
     fn write(&self, ino: u64, write: &fuse_write_in, data: &[u8], reply: Reply) {
         self.request_came();
-        match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open()) {
+        match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open.as_ref()) {
             Some(Open::Disk(disk)) => disk.write(write.offset, data, reply),
             Some(Open::Attribute(_, pool)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => {
@@ -294,7 +286,7 @@ impl Files {
 
     /// Returns how many bytes a write has written that did not fail.
     fn written_bytes(&self, write: &fuse_write_in) -> u32 {
-        match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open()) {
+        match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open.as_ref()) {
             Some(Open::Disk(disk)) => disk.before_end(write.offset, write.size.into()) as u32,
             _ => write.size,
         }
@@ -308,7 +300,7 @@ impl Files {
             // Space cannot be preallocated: it depends on the contents.
             _ => return reply.error(Errno::OPNOTSUPP),
         };
-        match self.handles.get(zero.fh).as_ref().and_then(|handle| handle.open()) {
+        match self.handles.get(zero.fh).as_ref().and_then(|handle| handle.open.as_ref()) {
             // The file would grow.
             Some(Open::Disk(disk))
                 if !keeps_size && disk.before_end(zero.offset, zero.length) < zero.length =>
@@ -327,7 +319,7 @@ impl Files {
             libc::SEEK_HOLE => false,
             _ => return reply.error(Errno::INVAL),
         };
-        let found = match self.handles.get(seek.fh).as_ref().and_then(|handle| handle.open()) {
+        let found = match self.handles.get(seek.fh).as_ref().and_then(|handle| handle.open.as_ref()) {
             Some(Open::Disk(disk)) => disk.seek(seek.offset, for_data),
             // Other files are all data, up to the size that they show.
             Some(_) => match self.tree.node(ino).map(|node| self.attr(ino, &node).size) {

@@ -18,39 +18,24 @@ use crate::device_pool::DevicePool;
 const INDEX_BITS: u32 = 16;
 const _: () = assert!(MAX_OPEN <= 1 << INDEX_BITS);
 
-/// An open file.
 pub(super) enum Open {
-    /// A device's disk.
     Disk(Disk),
     /// An attribute: its text, and the pool that sets it. Closing the file may wait for the pool's threads;
     /// no request depends on it.
     Attribute(OpenText, Arc<DevicePool>),
-    /// A file whose writes warm up a thread.
     WarmUp,
     /// A file that was opened in an earlier life, and cannot be in this one.
     Lost,
 }
 
-/// See the [module's documentation](self).
 pub(super) struct Handles {
     entries: Box<[RwLock<Entry>]>,
     ledger: Arc<Ledger>,
 }
 
-/// An open file, or the place for the next.
-struct Entry {
+pub(super) struct Entry {
     generation: u32,
-    open: Option<Open>,
-}
-
-/// Holds a file open.
-pub(super) struct HandleGuard<'a>(RwLockReadGuard<'a, Entry>);
-
-impl HandleGuard<'_> {
-    /// Returns the file.
-    pub fn open(&self) -> Option<&Open> {
-        self.0.open.as_ref()
-    }
+    pub open: Option<Open>,
 }
 
 fn handle(index: usize, generation: u32) -> u64 {
@@ -93,10 +78,10 @@ impl Handles {
     }
 
     /// Returns the file of a handle, if it has one. It stays open while the guard lives.
-    pub fn get(&self, handle: u64) -> Option<HandleGuard<'_>> {
+    pub fn get(&self, handle: u64) -> Option<RwLockReadGuard<'_, Entry>> {
         let (index, generation) = split(handle)?;
         let entry = self.entries.get(index)?.read().unwrap_or_else(PoisonError::into_inner);
-        (entry.generation == generation && entry.open.is_some()).then_some(HandleGuard(entry))
+        (entry.generation == generation && entry.open.is_some()).then_some(entry)
     }
 
     /// Closes a file, unless it was closed already.
@@ -116,7 +101,6 @@ impl Handles {
     }
 }
 
-/// Returns the index and the generation of a handle.
 fn split(handle: u64) -> Option<(usize, u32)> {
     let generation = u32::try_from(handle >> INDEX_BITS).ok()?;
     Some(((handle & ((1 << INDEX_BITS) - 1)) as usize, generation))
@@ -160,11 +144,10 @@ mod tests {
         handles.close(closed);
         drop(handles);
         let handles = Handles::restore(ledger, |file| (file.unique != 6).then_some(Open::WarmUp));
-        let is_open = |handle| {
-            matches!(handles.get(handle).as_ref().map(|guard| guard.open()), Some(Some(Open::WarmUp)))
-        };
+        let is_open =
+            |handle| handles.get(handle).is_some_and(|entry| matches!(entry.open, Some(Open::WarmUp)));
         assert!(is_open(kept) && !is_open(closed) && !is_open(lost));
-        assert!(matches!(handles.get(lost).unwrap().open(), Some(Open::Lost)));
+        assert!(matches!(handles.get(lost).unwrap().open, Some(Open::Lost)));
         assert_eq!([2, 4, 6].map(|unique| handles.opened_by(unique)), [Some(kept), None, Some(lost)]);
         let again = handles.open(Open::WarmUp, record(8)).unwrap();
         assert!(again != closed && handles.get(closed).is_none());

@@ -5,12 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use super::proto::{
-    FUSE_ASYNC_DIO, FUSE_ASYNC_READ, FUSE_BIG_WRITES, FUSE_DIRECT_IO_ALLOW_MMAP, FUSE_HAS_RESEND,
-    FUSE_INIT_EXT, FUSE_KERNEL_MINOR_VERSION, FUSE_KERNEL_VERSION, FUSE_MAX_PAGES, FUSE_MIN_READ_BUFFER,
-    FUSE_NOTIFY_RESEND, FUSE_PARALLEL_DIROPS, OLDEST_MINOR_VERSION, Request, bytes_of, fuse_init_in,
-    fuse_init_out, fuse_out_header, opcode, take,
-};
+use super::proto::*;
 
 /// Requests that the kernel has in flight at once: more than a loop device's queue holds.
 const MAX_BACKGROUND: u16 = 256;
@@ -55,7 +50,6 @@ pub(super) fn answer_init(device: BorrowedFd<'_>, max_io_bytes: u32, unwanted: u
     Ok(flags)
 }
 
-/// Returns what the kernel can.
 fn offered(request: &Request<'_>) -> u64 {
     let mut rest = request.body;
     let init = take::<fuse_init_in>(&mut rest).unwrap_or_default();
@@ -83,13 +77,11 @@ fn negotiate(init: &fuse_init_in, offered: u64, max_io_bytes: u32) -> (u64, fuse
     (flags, reply)
 }
 
-/// Has the kernel send all unanswered requests again.
 pub(super) fn notify_resend(device: BorrowedFd<'_>) -> io::Result<()> {
     // A notification is a reply to no request.
     write(device, fuse_out_header { error: FUSE_NOTIFY_RESEND, ..Default::default() }, &[])
 }
 
-/// Writes a message, whose length is set here.
 fn write(device: BorrowedFd<'_>, header: fuse_out_header, body: &[u8]) -> io::Result<()> {
     let len = (size_of::<fuse_out_header>() + body.len()) as u32;
     let message = [bytes_of(&fuse_out_header { len, ..header }), body].concat();

@@ -65,12 +65,9 @@ use super::received;
 const NAME: &str = "uzram-ledger";
 /// "uzramled", and the version of the format in its last byte.
 const MAGIC: u64 = u64::from_be_bytes(*b"uzramle\x01");
-/// Words of a cache line.
 const LINE_WORDS: usize = 8;
 
-/// The most open files.
 pub(super) const MAX_OPEN: usize = 1024;
-/// The most devices whose numbers are kept.
 const MAX_DEVICES: usize = 1024;
 /// The most requests under way that are known.
 const MAX_REQUESTS: usize = 2048;
@@ -136,13 +133,11 @@ impl Strikes {
     }
 }
 
-/// The entry of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenFileRecord {
     pub ino: u64,
     /// `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
     pub mode: i32,
-    /// The request that opened it.
     pub unique: u64,
 }
 
@@ -153,20 +148,16 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates an empty ledger, locked in memory if the system allows it.
-    ///
-    /// # Errors
-    /// `NoMemory` or `Io`: the system refuses the memory.
+    /// Creates an empty ledger, locked in memory if the system allows it. Errors: `NoMemory` or `Io`: the
+    /// system refuses the memory.
     pub fn new() -> Result<Ledger> {
         let ledger = Ledger::map(MemoryFile::create(NAME, file_bytes())?)?;
         ledger.store(MAGIC_AT, MAGIC);
         Ok(ledger)
     }
 
-    /// Opens a ledger that [`Ledger::new`] created, in this process or another.
-    ///
-    /// # Errors
-    /// `Invalid` for any other file, or a ledger of another version; else as [`Ledger::new`].
+    /// Opens a ledger that [`Ledger::new`] created, in this process or another. Errors: `Invalid` for any
+    /// other file, or a ledger of another version; else as [`Ledger::new`].
     pub fn from_fd(fd: OwnedFd) -> Result<Ledger> {
         let file = MemoryFile::from_fd(fd)?;
         let invalid = || Error::invalid("the descriptor is not of a ledger of this version");
@@ -238,12 +229,10 @@ impl Ledger {
         if under_way.is_disjoint(&before) { 1 } else { last.strikes.saturating_add(1) }
     }
 
-    /// Returns the number of answered requests, of all lives.
     fn answered(&self) -> u64 {
         (0..MAX_LANES).map(|lane| self.load(lane_at(lane))).fold(0, u64::wrapping_add)
     }
 
-    /// Notes that `thread` begins to carry out a request.
     #[inline]
     pub(super) fn begin_request(&self, thread: usize, unique: u64) -> UnderWay {
         let set = set_of(self.life().life);
@@ -261,7 +250,6 @@ impl Ledger {
         UnderWay::default()
     }
 
-    /// Notes that a request of `thread` was answered.
     #[inline]
     pub(super) fn end_request(&self, thread: usize, request: UnderWay) {
         // The thread itself and tasks that it started may count at the same time. A lost count does not
@@ -307,7 +295,6 @@ impl Ledger {
         })
     }
 
-    /// Returns the last number that was given to a device.
     pub(super) fn last_number(&self) -> u64 {
         self.load(LAST_NUMBER_AT)
     }
@@ -339,7 +326,6 @@ impl Ledger {
         true
     }
 
-    /// Clears the entries that `is_kept` does not keep, by their numbers.
     pub(super) fn retain_devices(&self, is_kept: impl Fn(u64) -> bool) {
         for at in device_entries() {
             let number = self.load(at + NUMBER);
@@ -372,7 +358,6 @@ fn device_entries() -> impl Iterator<Item = usize> {
 }
 
 impl AsFd for Ledger {
-    /// Returns the descriptor with which another process can open the ledger.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

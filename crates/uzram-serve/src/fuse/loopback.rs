@@ -8,7 +8,7 @@ use super::connection::MountOptions;
 use super::filesystem::Files;
 use super::ledger::Ledger;
 use crate::Exports;
-use crate::device_pool::DevicePools;
+use crate::device_pool::{Budget, DevicePools, MAX_TASKS, TASK_BYTES};
 
 /// The files of devices, without a mount.
 #[doc(hidden)]
@@ -22,7 +22,8 @@ impl Loopback {
     pub fn new(exports: Exports, options: &MountOptions, ledger: &Arc<Ledger>) -> Self {
         let sink = Sink::Memory(uzram::sync::Mutex::default());
         let channel = Channel { sink, ledger: Arc::clone(ledger), outcomes: None, thread: 0 };
-        let files = Files::new(exports, options, None, ledger, DevicePools::default());
+        let pools = DevicePools::new(MAX_TASKS, Budget::new(TASK_BYTES));
+        let files = Files::new(exports, options, None, ledger, pools);
         Loopback { files, channel: Arc::new(channel) }
     }
 

@@ -31,10 +31,7 @@ mod disk;
 mod handles;
 mod filesystem;
 mod loopback;
-#[cfg(test)]
-mod tests;
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -43,7 +40,7 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;
-use crate::device_pool::DevicePools;
+use crate::device_pool::{Budget, DevicePools, MAX_TASKS, TASK_BYTES};
 use channel::{Channel, Sink};
 use connection::CLEARS_THEM;
 use cpu_latency::CpuLatency;
@@ -70,15 +67,9 @@ impl Mount {
     /// Serves the files of `exports` by a connection. Files that were open in an earlier life of the ledger
     /// are open again, if their devices are there, and have the same numbers; unanswered requests come again,
     /// from the kernel or from where they were received ([`Connection::outlives`]). The caller has begun a
-    /// life in the ledger, and the process of the one before is dead.
-    ///
-    /// # Errors
-    /// `NoMemory`; `Io` when the system refuses a thread, or the kernel to send requests again.
+    /// life in the ledger, and the process of the one before is dead. Errors: `NoMemory`; `Io` when the
+    /// system refuses a thread, or the kernel to send requests again.
     pub fn serve(connection: Arc<Connection>, exports: Exports, ledger: Arc<Ledger>) -> Result<Mount> {
-        let failed = |why: &dyn std::fmt::Display| {
-            let what = format!("cannot serve '{}': {why}", connection.dir().display());
-            Error::new(ErrorKind::Io, what)
-        };
         let options = *connection.options();
         let max_io_bytes = options.max_io_bytes as usize;
         let outcomes = connection.received().map(Received::outcomes).transpose()?.map(Arc::new);
@@ -97,10 +88,13 @@ impl Mount {
         let cpu_latency = CpuLatency::new(options.cpu_latency).ok().flatten();
         // A request that outlives the process stays in the buffer of the thread that received it.
         let has_tasks = outcomes.is_none() && !options.starts_no_threads;
-        let pools = if has_tasks { DevicePools::default() } else { DevicePools::without_tasks() };
+        let pools = DevicePools::new(if has_tasks { MAX_TASKS } else { 0 }, Budget::new(TASK_BYTES));
         let files = Arc::new(Files::new(exports, &options, cpu_latency, &ledger, pools));
         if ledger.life().life > 1 && connection.can_resend() {
-            connection.resend().map_err(|error| failed(&error))?;
+            connection.resend().map_err(|error| {
+                let what = format!("cannot serve '{}': {error}", connection.dir().display());
+                Error::new(ErrorKind::Io, what)
+            })?;
         }
         let mut mount = Mount { connection, threads: Vec::with_capacity(options.threads) };
         for (thread, buffers) in buffers.into_iter().enumerate() {
@@ -146,10 +140,8 @@ impl Mount {
         }
     }
 
-    /// Unmounts the files, unless they were unmounted already, and waits for the threads.
-    ///
-    /// # Errors
-    /// `Busy` while a file is open, by a loop device for example. It stays mounted then.
+    /// Unmounts the files, unless they were unmounted already, and waits for the threads. Errors: `Busy`
+    /// while a file is open, by a loop device for example. It stays mounted then.
     pub fn unmount(&mut self) -> Result<()> {
         self.connection.unmount()?;
         // The threads end when the last file is closed; one may stay open after the mount itself is gone.
@@ -179,7 +171,6 @@ impl Drop for Mount {
     }
 }
 
-/// Serves requests of a channel until the connection ends.
 fn run(files: &Files, connection: &Connection, channel: &Arc<Channel>, mut buffer: RequestBuffer) {
     thread_buffer::touch_stack();
     // A panic ends the request with an error, and nothing else: locks are taken even if poisoned.
@@ -191,15 +182,12 @@ fn run(files: &Files, connection: &Connection, channel: &Arc<Channel>, mut buffe
     if let Some((request, outcome)) = buffer.left() {
         caught(&|| files.finish(request, outcome, channel));
     }
-    let end = loop {
+    loop {
         let room = buffer.room();
         match handshake::read_request(connection.channel(channel.thread), room) {
             Ok(Some(len)) => caught(&|| files.carry_out(&room[..len], channel)),
-            Ok(None) => break Ok::<(), io::Error>(()),
-            Err(error) => break Err(error),
+            Ok(None) => return,
+            Err(error) => return tracing::warn!(%error, "a thread that served files ended with an error"),
         }
-    };
-    if let Err(error) = end {
-        tracing::warn!(%error, "a thread that served files ended with an error");
     }
 }

@@ -145,7 +145,6 @@ pub(super) fn cloned(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(channel)
 }
 
-/// Returns whether a descriptor is of the device.
 pub(super) fn is_fuse(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|stat| {
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;

@@ -41,7 +41,6 @@ pub(super) const FATTR_FH: u32 = 1 << 6;
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal,)*) => {
-        /// The numbers of the requests that are known.
         pub(super) mod opcode {
             $(pub const $name: u32 = $number;)*
         }
@@ -65,73 +64,73 @@ opcodes! {
 pub(super) unsafe trait Message: Copy {}
 
 macro_rules! messages {
-    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $kind:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* struct $name:ident: $bytes:literal { $($field:ident: $kind:ty,)* })*) => {$(
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[allow(dead_code, reason = "the layout needs all fields")]
         pub(super) struct $name { $(pub $field: $kind,)* }
 
-        const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$kind>())*, "it has no padding");
+        const _: () = assert!(size_of::<$name>() == $bytes, "the kernel's has another size");
+        const _: () = assert!($bytes == 0 $(+ size_of::<$kind>())*, "it has no padding");
         // SAFETY: `repr(C)`; the fields are integers, arrays of them, or messages; the sum of their sizes is
         // the size.
         unsafe impl Message for $name {}
     )*};
 }
 
+// Each with its number of bytes.
 messages! {
-    /// The start of a request.
-    struct fuse_in_header {
+    struct fuse_in_header: 40 {
         len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16,
         padding: u16,
     }
     /// The start of a reply; of a notification if `unique` is 0.
-    struct fuse_out_header { len: u32, error: i32, unique: u64, }
+    struct fuse_out_header: 16 { len: u32, error: i32, unique: u64, }
     /// The first part of `FUSE_INIT`, which every kernel sends.
-    struct fuse_init_in { major: u32, minor: u32, max_readahead: u32, flags: u32, }
-    struct fuse_init_out {
+    struct fuse_init_in: 16 { major: u32, minor: u32, max_readahead: u32, flags: u32, }
+    struct fuse_init_out: 64 {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16,
         congestion_threshold: u16, max_write: u32, time_gran: u32, max_pages: u16, map_alignment: u16,
         flags2: u32, max_stack_depth: u32, unused: [u16; 12],
     }
-    struct fuse_attr {
+    struct fuse_attr: 88 {
         ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32,
         mtimensec: u32, ctimensec: u32, mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32,
         flags: u32,
     }
-    struct fuse_entry_out {
+    struct fuse_entry_out: 128 {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32,
         attr_valid_nsec: u32, attr: fuse_attr,
     }
-    struct fuse_attr_out { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: fuse_attr, }
-    struct fuse_setattr_in {
+    struct fuse_attr_out: 104 { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: fuse_attr, }
+    struct fuse_setattr_in: 88 {
         valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32,
         unused5: u32,
     }
-    struct fuse_open_in { flags: u32, open_flags: u32, }
-    struct fuse_open_out { fh: u64, open_flags: u32, backing_id: i32, }
-    struct fuse_release_in { fh: u64, flags: u32, release_flags: u32, lock_owner: u64, }
-    struct fuse_read_in {
+    struct fuse_open_in: 8 { flags: u32, open_flags: u32, }
+    struct fuse_open_out: 16 { fh: u64, open_flags: u32, backing_id: i32, }
+    struct fuse_release_in: 24 { fh: u64, flags: u32, release_flags: u32, lock_owner: u64, }
+    struct fuse_read_in: 40 {
         fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
-    struct fuse_write_in {
+    struct fuse_write_in: 40 {
         fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
-    struct fuse_write_out { size: u32, padding: u32, }
-    struct fuse_fallocate_in { fh: u64, offset: u64, length: u64, mode: u32, padding: u32, }
-    struct fuse_lseek_in { fh: u64, offset: u64, whence: u32, padding: u32, }
-    struct fuse_lseek_out { offset: u64, }
-    struct fuse_statfs_out {
+    struct fuse_write_out: 8 { size: u32, padding: u32, }
+    struct fuse_fallocate_in: 32 { fh: u64, offset: u64, length: u64, mode: u32, padding: u32, }
+    struct fuse_lseek_in: 24 { fh: u64, offset: u64, whence: u32, padding: u32, }
+    struct fuse_lseek_out: 8 { offset: u64, }
+    struct fuse_statfs_out: 80 {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,
         frsize: u32, padding: u32, spare: [u32; 6],
     }
     /// The start of a directory's entry; its name follows, and zeros up to a multiple of
     /// [`FUSE_DIRENT_ALIGN`].
-    struct fuse_dirent { ino: u64, off: u64, namelen: u32, r#type: u32, }
+    struct fuse_dirent: 24 { ino: u64, off: u64, namelen: u32, r#type: u32, }
 }
 
-/// The alignment of a directory's entries.
 const FUSE_DIRENT_ALIGN: usize = size_of::<u64>();
 /// What comes before the data of a write.
 pub(super) const WRITE_HEADERS_BYTES: usize = size_of::<fuse_in_header>() + size_of::<fuse_write_in>();
@@ -149,10 +148,8 @@ pub(super) fn take<T: Message>(bytes: &mut &[u8]) -> Option<T> {
     Some(unsafe { head.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// A request of the kernel.
 pub(super) struct Request<'a> {
     pub header: fuse_in_header,
-    /// What follows the header.
     pub body: &'a [u8],
 }
 
@@ -210,7 +207,6 @@ impl Entries {
         true
     }
 
-    /// Returns the bytes of a reply.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -221,27 +217,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-
-    #[test]
-    fn the_sizes_are_the_kernels() {
-        let sizes = [
-            (size_of::<fuse_in_header>(), 40),
-            (size_of::<fuse_out_header>(), 16),
-            (size_of::<fuse_init_out>(), 64),
-            (size_of::<fuse_attr>(), 88),
-            (size_of::<fuse_entry_out>(), 128),
-            (size_of::<fuse_attr_out>(), 104),
-            (size_of::<fuse_setattr_in>(), 88),
-            (size_of::<fuse_open_out>(), 16),
-            (size_of::<fuse_read_in>(), 40),
-            (size_of::<fuse_write_in>(), 40),
-            (size_of::<fuse_statfs_out>(), 80),
-            (size_of::<fuse_dirent>(), 24),
-        ];
-        for (size, wanted) in sizes {
-            assert_eq!(size, wanted);
-        }
-    }
 
     #[test]
     fn entries_are_padded_and_bounded() {

@@ -32,7 +32,6 @@ const DECIDED: u64 = 1 << 32;
 /// Words from one thread's outcome to the next: a cache line.
 const LINE_WORDS: usize = 8;
 
-/// The memory of a connection's requests.
 #[derive(Debug)]
 pub(super) struct Received {
     file: Arc<MemoryFile>,
@@ -47,9 +46,7 @@ impl Received {
         Received::of(MemoryFile::create(NAME, len as u64)?, threads, max_io_bytes)
     }
 
-    /// Opens memory that [`Received::new`] made, with the same numbers, in this process or another.
-    ///
-    /// # Errors
+    /// Opens memory that [`Received::new`] made, with the same numbers, in this process or another. Errors:
     /// `Invalid` for any other file.
     pub fn from_fd(fd: OwnedFd, threads: usize, max_io_bytes: usize) -> Result<Self> {
         Received::of(MemoryFile::from_fd(fd)?, threads, max_io_bytes)
@@ -63,7 +60,6 @@ impl Received {
         Ok(Received { file, threads, buffer_bytes })
     }
 
-    /// Maps the outcomes of all threads.
     pub fn outcomes(&self) -> Result<Outcomes> {
         let region = self.file.region(0, outcomes_bytes(self.threads) as u64)?;
         let words = Table::<AtomicU64>::new_in(Some(&region), self.threads * LINE_WORDS)?;
@@ -93,7 +89,6 @@ impl AsFd for Received {
     }
 }
 
-/// Returns the length of a thread's buffer for requests of `max_io_bytes`.
 pub(super) fn buffer_bytes(max_io_bytes: usize) -> usize {
     let page = rustix::param::page_size();
     page + max_io_bytes.next_multiple_of(page).max(FUSE_MIN_READ_BUFFER)
@@ -109,7 +104,6 @@ fn outcomes_bytes(threads: usize) -> usize {
     bytes.next_multiple_of(rustix::param::page_size())
 }
 
-/// The outcomes of the threads' requests.
 pub(super) struct Outcomes {
     words: Table<AtomicU64>,
 }
@@ -144,7 +138,6 @@ pub(super) fn request_len(room: &[u8]) -> Option<usize> {
     (size_of::<fuse_in_header>()..=room.len()).contains(&len).then_some(len)
 }
 
-/// Locks memory, if the system allows it.
 pub(super) fn lock(start: *const u8, len: usize) {
     // SAFETY: locking changes no contents. The system refuses addresses where nothing is mapped, and more
     // memory than a user may lock; it then stays as it is.

@@ -20,7 +20,6 @@ use super::channel::Reply;
 use super::received::{self, Outcomes, Received};
 
 thread_local! {
-    /// The buffer for this thread's reads.
     static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
 }
 
@@ -63,7 +62,6 @@ impl ThreadBuffers {
     }
 }
 
-/// The buffer in which requests arrive.
 pub(super) struct RequestBuffer {
     pages: ZeroedPages,
     /// Where the outcome of the request is noted, and for which thread, if both outlive the process.
@@ -78,7 +76,6 @@ impl RequestBuffer {
         Some((&room[..received::request_len(room)?], outcomes.decided(*thread)))
     }
 
-    /// Returns the room for the next request.
     pub fn room(&mut self) -> &mut [u8] {
         let room = &mut self.pages[received::request_start()..];
         if let Some((outcomes, thread)) = &self.kept {
@@ -127,10 +124,8 @@ fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
 
 /// The most stack that a thread uses; compressors use the most.
 const STACK_BYTES: usize = 256 << 10;
-/// How long threads wait for the others.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes the threads wait for each other.
 pub(super) struct WarmUp {
     threads: usize,
     arrived: Mutex<usize>,
@@ -160,7 +155,6 @@ impl WarmUp {
     }
 }
 
-/// Touches the stack that this thread may use.
 #[inline(never)]
 pub(super) fn touch_stack() {
     let mut stack = [0u8; STACK_BYTES];

@@ -22,46 +22,33 @@ pub const DISK: &str = "disk";
 /// are several, as kernels before 6.2 serialize writes to one file.
 const WARM_UP: &str = ".warm-up-";
 
-/// The inode number of the root, by the protocol.
 pub(super) const ROOT: u64 = 1;
 /// The inode number of the first file for warming up threads; the others follow.
 const FIRST_WARM_UP: u64 = 2;
-/// The inode number of the first device's directory.
 const FIRST_DEVICE: u64 = 1 << PLACE_BITS;
 
 /// The low bits of an inode number, which are the file's place.
 const PLACE_BITS: u32 = 16;
-/// The end of the devices' numbers.
 const NUMBERS_END: u64 = 1 << (u64::BITS - PLACE_BITS);
-/// The place of a device's directory.
 const DIRECTORY: u64 = 0;
 const DISK_PLACE: u64 = 1;
-/// The place of its first attribute.
 const FIRST_ATTRIBUTE: u64 = 2;
 
-/// A file or directory.
 #[derive(Clone)]
 pub(super) enum Node {
-    /// The root directory.
     Root,
-    /// The directory of a device.
     Directory,
-    /// The contents of a device.
     Disk(Arc<Device>),
-    /// The text of an attribute.
     Attribute(Arc<Device>, &'static Attribute),
-    /// A file for warming up a thread.
     WarmUp,
 }
 
-/// An entry of a directory.
 pub(super) struct Entry {
     pub ino: u64,
     pub name: String,
     pub is_directory: bool,
 }
 
-/// Names and numbers of the files.
 pub(super) struct Tree {
     exports: Exports,
     numbers: Mutex<Numbers>,
@@ -140,7 +127,6 @@ impl Tree {
         }
     }
 
-    /// Returns the file of that name in a directory.
     pub fn lookup(&self, parent: u64, name: &OsStr) -> Option<(u64, Node)> {
         let name = name.to_str()?;
         let ino = match self.node(parent)? {
@@ -181,7 +167,6 @@ impl Tree {
         all
     }
 
-    /// Returns the devices.
     pub fn exports(&self) -> &Exports {
         &self.exports
     }

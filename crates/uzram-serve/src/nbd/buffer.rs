@@ -37,7 +37,6 @@ const MIN_MAPPED_BYTES: usize = 32 << 10;
 
 /// The most bytes that a record adds to its contents, with a margin.
 const RECORD_OVERHEAD_BYTES: usize = 64;
-/// Contents of a full record.
 const RECORD_BYTES: usize = 16 << 10;
 /// The smallest receive buffer of a TLS session.
 const MIN_RECEIVE_BYTES: usize = 64 << 10;
@@ -46,14 +45,12 @@ const MIN_RECEIVE_BYTES: usize = 64 << 10;
 // chains in use are shorter than that.
 const _: () = assert!(MIN_RECEIVE_BYTES >= 3 * (RECORD_BYTES + RECORD_OVERHEAD_BYTES));
 
-/// Returns the size of a TLS session's receive buffer for connection buffers of `buffer_bytes`: a whole batch
-/// of requests.
+/// Returns the size of a TLS session's receive buffer, for a whole batch of requests.
 pub(super) const fn tls_receive_bytes(buffer_bytes: usize) -> usize {
     if buffer_bytes > MIN_RECEIVE_BYTES { buffer_bytes } else { MIN_RECEIVE_BYTES }
 }
 
-/// Returns the size of its send buffer for connection buffers of `buffer_bytes`: a whole batch of replies,
-/// and a key update before it.
+/// Returns the size of its send buffer, for a whole batch of replies, and a key update before it.
 pub(super) const fn tls_send_bytes(buffer_bytes: usize) -> usize {
     buffer_bytes + (buffer_bytes / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES
 }
@@ -67,7 +64,6 @@ const fn tls_bytes(buffer_bytes: usize) -> usize {
 pub struct Buffers {
     received: ReceiveBuffer,
     unsent: SendBuffer,
-    /// The budget for more memory.
     budget: Arc<Budget>,
     /// The share of these buffers, and of TLS's, beyond the minimum.
     _share: Option<Share>,
@@ -75,9 +71,7 @@ pub struct Buffers {
 
 impl Buffers {
     /// Allocates buffers of `len_bytes` each, rounded up to whole pages: [`BUFFER_BYTES`] is the fastest,
-    /// smaller buffers split messages at more places. The budget has memory for one long reply.
-    ///
-    /// # Errors
+    /// smaller buffers split messages at more places. The budget has memory for one long reply. Errors:
     /// `OutOfMemory` when the system refuses.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let len_bytes = len_bytes.max(LEAST_BYTES).next_multiple_of(PAGE_SIZE);
@@ -100,7 +94,7 @@ impl Buffers {
     }
 
     fn with(len_bytes: usize, budget: Arc<Budget>, share: Option<Share>) -> io::Result<Self> {
-        let received = ReceiveBuffer { bytes: Memory::new(len_bytes)?, start: 0, end: 0 };
+        let received = ReceiveBuffer::new(len_bytes)?;
         Ok(Buffers { received, unsent: SendBuffer::new(len_bytes)?, budget, _share: share })
     }
 
@@ -121,14 +115,12 @@ fn connection_bytes(len_bytes: usize, tls: bool) -> usize {
 
 /// A zero-initialized block of memory of fixed length.
 pub(super) enum Memory {
-    /// A short one, from the allocator.
     Heap(Vec<u8>),
     /// A mapping of its own, from [`MIN_MAPPED_BYTES`] on.
     Pages(ZeroedPages),
 }
 
 impl Memory {
-    /// Allocates `len_bytes`.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         if len_bytes >= MIN_MAPPED_BYTES {
             return ZeroedPages::new(len_bytes)
@@ -139,6 +131,16 @@ impl Memory {
         bytes.try_reserve_exact(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         bytes.resize(len_bytes, 0);
         Ok(Memory::Heap(bytes))
+    }
+
+    /// Grows to at least this length, keeping its contents.
+    pub fn enlarge(&mut self, len_bytes: usize) -> io::Result<()> {
+        if self.len() < len_bytes {
+            let mut larger = Memory::new(len_bytes)?;
+            larger[..self.len()].copy_from_slice(self);
+            *self = larger;
+        }
+        Ok(())
     }
 }
 
@@ -166,16 +168,23 @@ impl DerefMut for Memory {
 
 /// Received bytes that are not consumed: `bytes[start..end]`.
 pub(super) struct ReceiveBuffer {
-    bytes: Memory,
+    pub bytes: Memory,
     start: usize,
     end: usize,
 }
 
 impl ReceiveBuffer {
-    /// Returns the received bytes that are not consumed.
+    pub fn new(len_bytes: usize) -> io::Result<Self> {
+        Ok(ReceiveBuffer { bytes: Memory::new(len_bytes)?, start: 0, end: 0 })
+    }
+
     #[inline(always)]
     pub fn available(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
+    }
+
+    pub fn available_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.end]
     }
 
     /// Consumes `len_bytes` of [`available`](Self::available), which has at least that many.
@@ -213,17 +222,14 @@ pub(super) struct SendBuffer {
 }
 
 impl SendBuffer {
-    /// Allocates a buffer of `capacity_bytes`.
     pub fn new(capacity_bytes: usize) -> io::Result<Self> {
         Ok(SendBuffer { bytes: Memory::new(capacity_bytes)?, len: 0 })
     }
 
-    /// Returns the unsent bytes.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// Returns the capacity.
     #[inline(always)]
     pub fn capacity_bytes(&self) -> usize {
         self.bytes.len()
@@ -240,7 +246,6 @@ impl SendBuffer {
         Ok(&mut self.bytes[start..self.len])
     }
 
-    /// Removes the last `len_bytes`.
     #[inline(always)]
     pub fn retract(&mut self, len_bytes: usize) {
         self.len -= len_bytes;
@@ -256,7 +261,6 @@ impl SendBuffer {
         Ok(())
     }
 
-    /// Sends all unsent bytes.
     pub fn flush(&mut self, stream: &mut impl Write) -> io::Result<()> {
         if self.len > 0 {
             stream.write_all(&self.bytes[..self.len])?;

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::net::{AddressFamily, getpeername, getsockname};
 use serde::{Deserialize, Serialize};
 
-use super::request::{Command, Request};
+use super::proto::command;
+use super::request::Request;
 
 /// A snapshot of a connection, as the control API shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +38,6 @@ pub struct Client {
     pub written_bytes: u64,
 }
 
-/// A client's requests since it chose an export.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Traffic {
     pub requests: u64,
@@ -46,13 +46,12 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// Counts a request that has arrived.
     #[inline(always)]
     pub fn count(&mut self, request: &Request) {
         self.requests += 1;
         match request.command {
-            Command::Read => self.read_bytes = self.read_bytes.saturating_add(request.len_bytes),
-            Command::Write => self.written_bytes = self.written_bytes.saturating_add(request.len_bytes),
+            command::READ => self.read_bytes = self.read_bytes.saturating_add(request.len_bytes),
+            command::WRITE => self.written_bytes = self.written_bytes.saturating_add(request.len_bytes),
             _ => {}
         }
     }
@@ -75,7 +74,6 @@ impl TrafficCounters {
         self.written_bytes.store(traffic.written_bytes, Relaxed);
     }
 
-    /// Returns what was published last.
     pub fn get(&self) -> Traffic {
         let [requests, read_bytes, written_bytes] =
             [&self.requests, &self.read_bytes, &self.written_bytes].map(|counter| counter.load(Relaxed));
@@ -83,13 +81,14 @@ impl TrafficCounters {
     }
 }
 
-/// The other end of a connection.
 #[derive(Clone, Copy)]
 pub(super) enum Peer {
     /// A process on this machine, with its credentials when it connected; its ID is 0 if it is not visible
     /// here, in another container for example.
-    Unix { pid: i32, uid: u32 },
-    /// An address and a port.
+    Unix {
+        pid: i32,
+        uid: u32,
+    },
     Tcp(SocketAddr),
 }
 

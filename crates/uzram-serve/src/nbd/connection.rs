@@ -20,30 +20,28 @@ use super::buffer::{Buffers, ReceiveBuffer};
 use super::clients::{Traffic, TrafficCounters};
 use super::handshake::Chosen;
 use super::meta_context::{Context, Contexts};
-use super::offload::{Offloaded, Target};
-use super::proto::{Bytes, NbdError, command_flags, violation};
+use super::offload::Offloaded;
+use super::proto::{Bytes, NbdError, command, command_flags, violation};
 use super::replies::{Replies, STOPPING};
-use super::request::{Command, Refusal, Request};
+use super::request::{Refusal, Request};
+use super::socket::Wake;
 use crate::Access;
+use crate::device_pool::DevicePools;
 
-/// The reply to a command that would change a read-only export.
 const READ_ONLY: Refusal = Refusal { error: NbdError::Perm, message: "the export is read-only" };
 
 /// What a connection shares with others of its server.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
-    /// Set when the server stops.
     pub stopping: &'a Arc<AtomicBool>,
-    /// The target for requests that would wait for a device; `None` if they are not offloaded.
-    pub offload: Option<Target<'a>>,
-    /// Publishes the client's traffic to other threads.
+    /// The threads that wait for devices, and what wakes this one; `None` if requests are not offloaded.
+    pub offload: Option<(&'a DevicePools, &'a Arc<Wake>)>,
     pub traffic: &'a TrafficCounters,
 }
 
 /// One client, from its first request to its last reply.
 struct Connection<'a, S> {
     access: Access,
-    /// The metadata contexts that the client has set; `BLOCK_STATUS` reports them.
     contexts: Contexts,
     received: &'a mut ReceiveBuffer,
     replies: Replies<'a, S>,
@@ -91,7 +89,6 @@ pub(super) fn serve<S: Read + Write>(
 }
 
 impl<S: Read + Write> Connection<'_, S> {
-    /// Serves requests until the client disconnects or closes its stream.
     fn serve(&mut self) -> io::Result<()> {
         let headers = self.replies.headers;
         loop {
@@ -105,7 +102,7 @@ impl<S: Read + Write> Connection<'_, S> {
             self.received.consume(headers.request_bytes());
             self.traffic.count(&request);
             match self.check(&request) {
-                _ if request.command == Command::Disc => return Ok(()),
+                _ if request.command == command::DISC => return Ok(()),
                 Ok(()) => self.execute(&request)?,
                 Err(refusal) => {
                     self.discard_payload(request.payload_bytes)?;
@@ -125,7 +122,6 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Checks a request against the protocol, the export and the server's state.
     #[inline]
     fn check(&self, request: &Request) -> Result<(), Refusal> {
         if self.replies.stopping.load(Ordering::Relaxed) {
@@ -142,8 +138,8 @@ impl<S: Read + Write> Connection<'_, S> {
         let (mut at, mut wait) = (request.offset, self.offloaded.wait());
         loop {
             let blocked = match request.command {
-                Command::Write => self.write(request, at, wait)?,
-                Command::BlockStatus => return self.block_status(request),
+                command::WRITE => self.write(request, at, wait)?,
+                command::BLOCK_STATUS => return self.block_status(request),
                 _ => self.replies.execute(request, at, wait)?,
             };
             let Some(blocked_at) = blocked else { return Ok(()) };
@@ -261,7 +257,6 @@ impl<S: Read + Write> Connection<'_, S> {
         Ok(checked.map(|()| (len_bytes, contexts)))
     }
 
-    /// Receives more of a request that is incomplete.
     fn receive_more(&mut self) -> io::Result<()> {
         if self.receive()? { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }

@@ -14,7 +14,7 @@ use uzram::units::format_size;
 
 use super::meta_context::{Context, Contexts};
 use super::proto::{
-    self, InfoRequest, MetaContextRequest, handshake_flags, info, option, parse_option_header, reply,
+    self, handshake_flags, info, option, parse_contexts, parse_info, parse_option_header, reply,
     transmission_flags, violation,
 };
 use super::request::Headers;
@@ -28,17 +28,13 @@ const MAX_OPTION_BYTES: u32 = 64 << 10;
 const NO_DATA: &str = "this option has no data";
 const WRONG_LENGTHS: &str = "the lengths in this option do not add up";
 
-/// The result of the handshake.
 pub(super) struct Chosen {
     /// The export, held open until the session ends.
     pub export: ExportedDevice,
-    /// The headers of requests and replies.
     pub headers: Headers,
-    /// The metadata contexts that the client has set for this export.
     pub contexts: Contexts,
 }
 
-/// The state of TLS on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TlsMode {
     /// The server has no certificate ("NOTLS" in the specification).
@@ -51,14 +47,11 @@ pub(super) enum TlsMode {
     Started,
 }
 
-/// How the negotiation ended.
 pub(super) enum NextPhase {
-    /// The client chose an export.
     Chosen(Chosen),
     /// The client starts TLS, then negotiates anew. The acknowledgement has been sent, and no byte after the
     /// option has been read.
     StartTls,
-    /// The client left.
     Left,
 }
 
@@ -110,15 +103,12 @@ pub(super) fn haggle<S: Read + Write>(
     }
 }
 
-/// The state of a negotiation.
 struct Negotiation<'a, S> {
     stream: &'a mut S,
     exports: &'a Exports,
     no_zeroes: bool,
     tls: TlsMode,
-    /// The client asked for something without TLS that is required.
     lacked_tls: bool,
-    /// The option that is being answered.
     option: u32,
     headers: Headers,
     /// The metadata contexts that were set last, and for which device.
@@ -168,7 +158,6 @@ impl<S: Read + Write> Negotiation<'_, S> {
         Err(violation("too many options"))
     }
 
-    /// Reads one option, and its data into `data`.
     fn receive_option(&mut self, data: &mut Vec<u8>) -> io::Result<()> {
         let mut header = [0; proto::OPTION_HEADER_BYTES];
         self.stream.read_exact(&mut header)?;
@@ -195,7 +184,6 @@ impl<S: Read + Write> Negotiation<'_, S> {
         self.reply(reply::ACK, &[])
     }
 
-    /// Replies with an error and its text.
     fn refuse(&mut self, error: u32, why: &str) -> io::Result<()> {
         self.reply(error, &[why.as_bytes()])
     }
@@ -248,15 +236,17 @@ impl<S: Read + Write> Negotiation<'_, S> {
         if !self.headers.has_chunks() {
             return invalid(self, "metadata contexts need structured replies or extended headers");
         }
-        let Some(request) = MetaContextRequest::parse(data) else { return invalid(self, WRONG_LENGTHS) };
-        let Some(device) = self.exports.find(request.name).map(|found| Arc::clone(found.device())) else {
+        let Some((name, count, mut queries)) = parse_contexts(data) else {
+            return invalid(self, WRONG_LENGTHS);
+        };
+        let Some(device) = self.exports.find(name).map(|found| Arc::clone(found.device())) else {
             return self.refuse(reply::ERR_UNKNOWN, "no export of that name").map(|()| None);
         };
         let mut selected = Contexts::default();
-        if !request.queries().all(|query| selected.select(query, lists)) {
+        if !queries.all(|query| selected.select(query, lists)) {
             return invalid(self, "a query begins with a namespace and a colon");
         }
-        if lists && request.queries().next().is_none() {
+        if lists && count == 0 {
             Context::ALL.into_iter().for_each(|context| _ = selected.insert(context));
         }
         for context in selected.iter() {
@@ -297,10 +287,10 @@ impl<S: Read + Write> Negotiation<'_, S> {
 
     /// Replies to `INFO` and `GO`; returns the export if the reply was a success.
     fn info(&mut self, data: &[u8]) -> io::Result<Option<ExportedDevice>> {
-        let Some(request) = InfoRequest::parse(data) else {
+        let Some((name, kinds)) = parse_info(data) else {
             return self.refuse(reply::ERR_INVALID, WRONG_LENGTHS).map(|()| None);
         };
-        let Some(found) = self.exports.find(request.name) else {
+        let Some(found) = self.exports.find(name) else {
             return self.refuse(reply::ERR_UNKNOWN, "no export of that name").map(|()| None);
         };
         let export = match found.connect() {
@@ -327,7 +317,7 @@ impl<S: Read + Write> Negotiation<'_, S> {
             (info::DESCRIPTION, description.into_bytes()),
             (info::BLOCK_SIZE, sizes.map(u32::to_be_bytes).concat()),
         ] {
-            if kind == info::EXPORT || request.wants(kind) {
+            if kind == info::EXPORT || kinds.contains(&kind.to_be_bytes()) {
                 self.reply(reply::INFO, &[&kind.to_be_bytes(), &data])?;
             }
         }

@@ -21,7 +21,6 @@ use super::address::{Endpoint, Listen, ListenAddress, SocketAccess};
 use super::socket::Socket;
 use crate::Exports;
 
-/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// The default mode of a socket file: only the server's user may connect.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -37,26 +36,21 @@ const UNACKNOWLEDGED_TIMEOUT_MS: u32 = 120_000;
 
 /// The listening sockets of a server. They may outlive it: clients that connect meanwhile wait for the next
 /// server on them.
-pub struct Sockets(Vec<Bound>);
+pub struct Sockets(Vec<Arc<Bound>>);
 
 impl Sockets {
-    /// Listens at all these addresses. Clients can connect from now on.
-    ///
-    /// # Errors
-    /// `Busy` when another server has a path or port; `Invalid` when a path cannot be
-    /// a socket's; `Io` for the rest.
+    /// Listens at all these addresses. Clients can connect from now on. Errors: `Busy` when another server
+    /// has a path or port; `Invalid` when a path cannot be a socket's; `Io` for the rest.
     pub fn bind(addresses: &[Listen]) -> Result<Sockets> {
         let bind = |listen: &Listen| match &listen.address {
             ListenAddress::Unix(path) => bind_unix(path, listen.access),
             ListenAddress::Tcp(address) => bind_tcp(*address),
         };
-        Ok(Sockets(addresses.iter().map(bind).collect::<Result<_>>()?))
+        Ok(Sockets(addresses.iter().map(|listen| bind(listen).map(Arc::new)).collect::<Result<_>>()?))
     }
 
-    /// Takes sockets that another process bound for these addresses, in their order.
-    ///
-    /// # Errors
-    /// `Invalid` unless there is a socket for each address; `Io` when the address of one cannot be read.
+    /// Takes sockets that another process bound for these addresses, in their order. Errors: `Invalid` unless
+    /// there is a socket for each address; `Io` when the address of one cannot be read.
     pub fn adopt(addresses: &[Listen], sockets: Vec<OwnedFd>) -> Result<Sockets> {
         if sockets.len() != addresses.len() {
             let what = format!("{} listening sockets for {} addresses", sockets.len(), addresses.len());
@@ -73,7 +67,8 @@ impl Sockets {
                 Ok(Bound { fd, address: ListenAddress::Tcp(address), _file: None })
             }
         };
-        Ok(Sockets(sockets.into_iter().zip(addresses).map(take).collect::<Result<_>>()?))
+        let taken = sockets.into_iter().zip(addresses).map(|socket| take(socket).map(Arc::new));
+        Ok(Sockets(taken.collect::<Result<_>>()?))
     }
 
     /// Returns the sockets, in the order of the addresses.
@@ -82,49 +77,34 @@ impl Sockets {
     }
 
     /// Returns the sockets, bound for `addresses`, as listeners of a server with these exports.
-    pub(super) fn listeners(&self, addresses: &[Listen], exports: &Exports) -> Result<Vec<Listener>> {
-        let listener = |(bound, listen): (&Bound, &Listen)| {
-            let fd = bound.fd.try_clone();
-            let fd = fd.map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", bound.address)))?;
-            let only = listen.devices.as_ref();
-            let exports = only.map_or_else(|| exports.clone(), |only| exports.only(Arc::clone(only)));
+    pub(super) fn listeners(&self, addresses: &[Listen], exports: &Exports) -> Vec<Listener> {
+        let listener = |(bound, listen): (&Arc<Bound>, &Listen)| {
             let devices = listen.devices.clone();
-            Ok(Listener { fd, address: bound.address.clone(), devices, exports })
+            let exports = devices.clone().map_or_else(|| exports.clone(), |only| exports.only(only));
+            Listener { bound: Arc::clone(bound), devices, exports }
         };
         self.0.iter().zip(addresses).map(listener).collect()
     }
 }
 
-/// A listening socket of a server.
 pub(super) struct Listener {
-    fd: OwnedFd,
-    /// Its address, with the actual port.
-    pub address: ListenAddress,
-    /// The names of the devices served here; `None` for all.
+    pub bound: Arc<Bound>,
     devices: Option<Arc<[String]>>,
-    /// The exports that its clients see.
     pub exports: Exports,
 }
 
 impl Listener {
     /// Accepts the next waiting connection; `WouldBlock` when there is none.
     pub fn accept(&self) -> io::Result<Socket> {
-        let fd = accept_with(&self.fd, SocketFlags::CLOEXEC)?;
-        if let ListenAddress::Tcp(_) = self.address {
+        let fd = accept_with(&self.bound.fd, SocketFlags::CLOEXEC)?;
+        if let ListenAddress::Tcp(_) = self.bound.address {
             set_tcp_options(&fd)?;
         }
         Ok(Socket::new(fd))
     }
 
-    /// Returns the endpoint for clients, with TLS or without.
     pub fn endpoint(&self, tls: bool) -> Endpoint {
-        Endpoint { address: self.address.clone(), devices: self.devices.clone(), tls }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        Endpoint { address: self.bound.address.clone(), devices: self.devices.clone(), tls }
     }
 }
 
@@ -136,11 +116,10 @@ fn refused(kind: ErrorKind, what: String) -> Error {
     Error::new(kind, what).with_setting("listen")
 }
 
-/// A bound socket.
-struct Bound {
-    fd: OwnedFd,
-    /// Its actual address.
-    address: ListenAddress,
+pub(super) struct Bound {
+    pub fd: OwnedFd,
+    /// Its address, with the actual port.
+    pub address: ListenAddress,
     /// The file of a Unix socket, removed on drop.
     _file: Option<SocketFile>,
 }

@@ -4,20 +4,17 @@ use uzram::device::PageState;
 
 use super::proto::{allocation, state};
 
-/// A metadata context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
     /// `base:allocation`, the specification's: see [`allocation`].
-    Allocation,
+    Allocation = 1,
     /// `uzram:state`: see [`state`].
-    State,
+    State = 2,
 }
 
 impl Context {
-    /// All contexts.
     pub const ALL: [Context; 2] = [Context::Allocation, Context::State];
 
-    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Context::Allocation => "base:allocation",
@@ -25,28 +22,16 @@ impl Context {
         }
     }
 
-    /// Returns its id in requests and replies.
     pub const fn id(self) -> u32 {
-        match self {
-            Context::Allocation => 1,
-            Context::State => 2,
-        }
+        self as u32
     }
 
-    /// Returns its status for pages in this state.
     pub const fn status(self, page: PageState) -> u32 {
         match (self, page) {
             (Context::Allocation, PageState::Hole) => allocation::HOLE | allocation::ZERO,
             (Context::Allocation, PageState::Zero) => allocation::ZERO,
             // What is lost is data, of which reads fail.
-            (
-                Context::Allocation,
-                PageState::Same
-                | PageState::Compressed
-                | PageState::Huge
-                | PageState::Backed
-                | PageState::Lost,
-            ) => 0,
+            (Context::Allocation, _) => 0,
             (Context::State, PageState::Hole) => state::HOLE,
             (Context::State, PageState::Zero) => state::ZERO,
             (Context::State, PageState::Same) => state::SAME,
@@ -70,12 +55,10 @@ impl Contexts {
         added
     }
 
-    /// Returns whether the set has a context.
     pub const fn contains(self, context: Context) -> bool {
         self.0 & 1 << context.id() != 0
     }
 
-    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }

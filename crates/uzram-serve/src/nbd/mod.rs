@@ -9,20 +9,6 @@
 //! **Contents are memory.** `FLUSH` and `FUA` keep their meaning between connections (a write is visible to
 //! every reader once it is answered), but nothing persists: the contents are lost when the server ends.
 //!
-//! Code map, from pure functions to the system:
-//! - [`proto`], `request`: the wire format, and checks of requests; no I/O; `meta_context`: the contexts of
-//!   block status;
-//! - `handshake`, `connection`, `session`: one session over any `Read + Write` ([`serve_stream`]).
-//!   `connection` receives requests, `replies` executes them and writes replies, `offload` has those that
-//!   wait in a pool;
-//! - `tls`, `tls_stream`: TLS between a session and its stream;
-//! - `buffer`: the two bounded buffers of a connection, with which a batch costs two system calls, and the
-//!   memory that all connections share;
-//! - `address`, `listener`, `socket`: addresses and their URIs, listening sockets, and connected sockets with
-//!   a deadline, a minimum speed of clients, and what wakes a connection when a request that it offloaded is
-//!   done;
-//! - `clients`, `registry`, `server`: the list of connections, accepting, limits, stopping.
-//!
 //! One thread serves one connection and answers its requests in order. Requests that would wait for the
 //! device are offloaded to a pool of threads and answered when they are done; without memory for that, the
 //! connection's own thread waits. A client can harm only its own connection: every length is bounded before

@@ -17,8 +17,9 @@ use uzram::device::{Device, OpenDevice, Wait};
 use uzram::units::PAGE_SIZE;
 
 use super::buffer::{Memory, SendBuffer};
+use super::proto::command;
 use super::replies::{Replies, STOPPING};
-use super::request::{Command, Headers, Request};
+use super::request::{Headers, Request};
 use super::socket::Wake;
 use crate::device_pool::{DevicePool, DevicePools, TaskPermit};
 
@@ -27,29 +28,16 @@ const MAX_OFFLOADED: usize = 64;
 /// The longest chunk without its data: a hole with extended headers, 32 + 12 bytes; rounded up.
 const MAX_CHUNK_OVERHEAD_BYTES: usize = 48;
 
-/// The target to which a connection offloads requests.
-#[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
-    /// The threads that wait for devices.
-    pub pools: &'a DevicePools,
-    /// Wakes the connection's thread from its wait for the client.
-    pub wake: &'a Arc<Wake>,
-}
-
 /// The requests that a connection has offloaded. Dropping this waits until started tasks are done.
 pub(super) struct Offloaded<'a> {
-    /// The pool of the connection's device, and what wakes the connection.
     pool: Option<(Arc<DevicePool>, &'a Arc<Wake>)>,
-    /// For tasks, to report that they are done.
     done: Sender<Completion>,
     completed: Receiver<Completion>,
     /// Set when the replies will not be sent: tasks that have not begun are skipped.
     abandoned: Arc<AtomicBool>,
-    /// Tasks that were started and not yet collected.
     count: usize,
 }
 
-/// The memory and the permit needed to offload a request.
 pub(super) struct OffloadBuffers {
     permit: TaskPermit,
     /// Room for the rest of a write's payload; empty for other commands.
@@ -57,7 +45,6 @@ pub(super) struct OffloadBuffers {
     reply: SendBuffer,
 }
 
-/// A task that has completed.
 struct Completion {
     /// `None` when the task was skipped, or a panic ended it.
     reply: Option<SendBuffer>,
@@ -89,7 +76,6 @@ struct Task {
     stopping: Arc<AtomicBool>,
     abandoned: Arc<AtomicBool>,
     request: Request,
-    /// Where the rest of its range begins.
     at: u64,
     payload: Memory,
     reply: SendBuffer,
@@ -113,7 +99,7 @@ impl Task {
         };
         let replied = if self.stopping.load(Ordering::Relaxed) {
             replies.fail(request, STOPPING)
-        } else if request.command == Command::Write {
+        } else if request.command == command::WRITE {
             match self.device.write(self.at, &self.payload) {
                 Ok(()) => replies.succeed(request),
                 Err(error) => replies.fail(request, error),
@@ -143,20 +129,18 @@ impl Write for NoStream {
 
 impl<'a> Offloaded<'a> {
     /// Creates an empty set for a connection to `device`; it stays empty if `target` is `None`.
-    pub fn new(target: Option<Target<'a>>, device: &Arc<Device>) -> Self {
+    pub fn new(target: Option<(&DevicePools, &'a Arc<Wake>)>, device: &Arc<Device>) -> Self {
         let (done, completed) = channel();
-        let pool = target.map(|Target { pools, wake }| (pools.pool(device), wake));
+        let pool = target.map(|(pools, wake)| (pools.pool(device), wake));
         Offloaded { pool, done, completed, abandoned: Arc::default(), count: 0 }
     }
 
-    /// Returns whether the connection's own thread may wait for the device before it has tried to offload a
-    /// request.
+    /// Returns whether the connection's own thread may wait before it has tried to offload a request.
     #[inline(always)]
     pub fn wait(&self) -> Wait {
         if self.pool.is_some() { Wait::No } else { Wait::Yes }
     }
 
-    /// Returns whether no replies are outstanding.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -168,8 +152,8 @@ impl<'a> Offloaded<'a> {
         let (pool, wake) = self.pool.as_ref()?;
         let left_bytes = usize::try_from(request.end() - at).ok()?;
         let (payload_bytes, data_bytes) = match request.command {
-            Command::Write => (left_bytes, 0),
-            Command::Read => (0, left_bytes),
+            command::WRITE => (left_bytes, 0),
+            command::READ => (0, left_bytes),
             _ => (0, 0),
         };
         if self.count == MAX_OFFLOADED || wake.prepare().is_err() {
@@ -219,10 +203,8 @@ impl<'a> Offloaded<'a> {
         pool.start(Box::new(move || task.run()));
     }
 
-    /// Puts the replies of completed tasks into `unsent`.
-    ///
-    /// # Errors
-    /// The stream's; `Other` when a task has no reply, because a panic ended it or the reply did not fit.
+    /// Puts the replies of completed tasks into `unsent`. Errors: the stream's; `Other` when a task has no
+    /// reply, because a panic ended it or the reply did not fit.
     pub fn collect(&mut self, unsent: &mut SendBuffer, stream: &mut impl Write) -> io::Result<()> {
         while let Ok(Completion { reply, permit: _until_sent }) = self.completed.try_recv() {
             self.count -= 1;

@@ -27,11 +27,11 @@ pub const NBD_EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Opens every chunk of a reply once extended headers are negotiated.
 pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Declares a module of constants, each documented by its name in the specification.
+/// Declares modules of constants, each documented by its name in the specification.
 macro_rules! constants {
-    ($(#[$about:meta])* $module:ident: $type:ty = $prefix:literal {
+    ($($(#[$about:meta])* $module:ident: $type:ty = $prefix:literal {
         $($(#[$more:meta])* $name:ident = $value:expr,)*
-    }) => {
+    })*) => {$(
         $(#[$about])*
         pub mod $module {
             $(
@@ -40,7 +40,7 @@ macro_rules! constants {
                 pub const $name: $type = $value;
             )*
         }
-    };
+    )*};
 }
 
 constants! {
@@ -50,8 +50,6 @@ constants! {
         /// No 124 zeros after the answer to `EXPORT_NAME`.
         NO_ZEROES = 1 << 1,
     }
-}
-constants! {
     /// Transmission flags: what an export can do.
     transmission_flags: u16 = "NBD_FLAG_" {
         HAS_FLAGS = 1 << 0,
@@ -68,8 +66,6 @@ constants! {
         /// Only with extended headers and metadata contexts.
         BLOCK_STATUS_PAYLOAD = 1 << 12,
     }
-}
-constants! {
     /// Options a client may send during the handshake.
     option: u32 = "NBD_OPT_" {
         EXPORT_NAME = 1,
@@ -83,39 +79,27 @@ constants! {
         SET_META_CONTEXT = 10,
         EXTENDED_HEADERS = 11,
     }
-}
-constants! {
     /// Types of option replies.
     reply: u32 = "NBD_REP_" {
         ACK = 1,
         SERVER = 2,
         INFO = 3,
         META_CONTEXT = 4,
-        /// An option this server does not have.
         ERR_UNSUP = (1 << 31) + 1,
-        /// Not allowed here.
         ERR_POLICY = (1 << 31) + 2,
-        /// An option with invalid data.
         ERR_INVALID = (1 << 31) + 3,
-        /// TLS has to be started first.
         ERR_TLS_REQD = (1 << 31) + 5,
-        /// The export is not available.
         ERR_UNKNOWN = (1 << 31) + 6,
         /// There is no way back from extended headers.
         ERR_EXT_HEADER_REQD = (1 << 31) + 10,
     }
-}
-constants! {
     /// Kinds of information about an export.
     info: u16 = "NBD_INFO_" {
-        /// Size and transmission flags.
         EXPORT = 0,
         NAME = 1,
         DESCRIPTION = 2,
         BLOCK_SIZE = 3,
     }
-}
-constants! {
     /// Commands, as they are numbered on the wire.
     command: u16 = "NBD_CMD_" {
         READ = 0,
@@ -127,13 +111,10 @@ constants! {
         WRITE_ZEROES = 6,
         BLOCK_STATUS = 7,
     }
-}
-constants! {
     /// Flags of a request.
     command_flags: u16 = "NBD_CMD_FLAG_" {
         /// Allowed on every command.
         FUA = 1 << 0,
-        /// On `WRITE_ZEROES`.
         NO_HOLE = 1 << 1,
         /// Do not fragment the reply to a `READ`.
         DF = 1 << 2,
@@ -256,12 +237,6 @@ impl<'a> Bytes<'a> {
         Some(*head)
     }
 
-    pub fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(head)
-    }
-
     pub fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
@@ -282,61 +257,34 @@ pub(super) fn parse_option_header(bytes: &[u8; OPTION_HEADER_BYTES]) -> Option<(
     (bytes.u64()? == IHAVEOPT).then_some((bytes.u32()?, bytes.u32()?))
 }
 
-/// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InfoRequest<'a> {
-    /// The export's name; empty for the default export.
-    pub name: &'a [u8],
-    kinds: &'a [u8],
+/// Parses the data of `NBD_OPT_INFO` and `NBD_OPT_GO`: the export's name, empty for the default one, and the
+/// kinds of [`info`] that the client asks for. `None` when the lengths do not add up.
+pub(super) fn parse_info(data: &[u8]) -> Option<(&[u8], &[[u8; 2]])> {
+    let mut bytes = Bytes(data);
+    let (name, count) = (string(&mut bytes)?, bytes.u16()?);
+    let (kinds, rest) = bytes.0.as_chunks();
+    (kinds.len() == usize::from(count) && rest.is_empty()).then_some((name, kinds))
 }
 
-impl<'a> InfoRequest<'a> {
-    /// Reads the data; `None` when its lengths do not add up.
-    pub fn parse(data: &'a [u8]) -> Option<Self> {
-        let mut bytes = Bytes(data);
-        let name = string(&mut bytes)?;
-        let count = bytes.u16()?;
-        let kinds = bytes.slice(usize::from(count) * 2)?;
-        bytes.0.is_empty().then_some(InfoRequest { name, kinds })
+/// Parses the data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`: the export's name, empty
+/// for the default one, and the number of queries and these: names of contexts, or namespace-specific ones.
+/// `None` when the lengths do not add up.
+pub(super) fn parse_contexts(data: &[u8]) -> Option<(&[u8], u32, impl Iterator<Item = &[u8]>)> {
+    let mut bytes = Bytes(data);
+    let (name, count) = (string(&mut bytes)?, bytes.u32()?);
+    // Not a list: a handshake has memory for one option only.
+    let mut queries = Bytes(bytes.0);
+    // Each query takes at least its length field, so the data bounds their number.
+    for _ in 0..count {
+        string(&mut bytes)?;
     }
-
-    /// Returns whether the client asks for this kind of [`info`].
-    pub fn wants(&self, kind: u16) -> bool {
-        self.kinds.chunks_exact(2).any(|bytes| bytes == kind.to_be_bytes())
-    }
-}
-
-/// The data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetaContextRequest<'a> {
-    /// The export's name; empty for the default export.
-    pub name: &'a [u8],
-    queries: &'a [u8],
-}
-
-impl<'a> MetaContextRequest<'a> {
-    /// Reads the data; `None` when its lengths do not add up.
-    pub fn parse(data: &'a [u8]) -> Option<Self> {
-        let mut bytes = Bytes(data);
-        let name = string(&mut bytes)?;
-        let count = bytes.u32()?;
-        let request = MetaContextRequest { name, queries: bytes.0 };
-        // Each query takes at least its length field, so the data bounds their number.
-        for _ in 0..count {
-            string(&mut bytes)?;
-        }
-        bytes.0.is_empty().then_some(request)
-    }
-
-    /// Returns the client's queries: names of contexts, or namespace-specific queries.
-    pub fn queries(&self) -> impl Iterator<Item = &'a [u8]> {
-        let mut bytes = Bytes(self.queries);
-        std::iter::from_fn(move || string(&mut bytes))
-    }
+    bytes.0.is_empty().then_some((name, count, std::iter::from_fn(move || string(&mut queries))))
 }
 
 /// Parses a string that follows its 32-bit length.
 fn string<'a>(bytes: &mut Bytes<'a>) -> Option<&'a [u8]> {
     let len_bytes = bytes.u32()?;
-    bytes.slice(usize::try_from(len_bytes).ok()?)
+    let (text, rest) = bytes.0.split_at_checked(usize::try_from(len_bytes).ok()?)?;
+    bytes.0 = rest;
+    Some(text)
 }

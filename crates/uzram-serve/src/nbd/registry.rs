@@ -2,8 +2,8 @@
 //! clients and handshakes, and says why threads get short time slices. Those turned away are counted for each
 //! listener, and noted as failures ([`uzram::failures`]).
 //!
-//! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to
-//! the scheduler as there are CPUs, never while waiting (a condition variable aside).
+//! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, a list of all, or
+//! as many calls to the scheduler as there are CPUs, never while waiting (a condition variable aside).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{Shutdown, shutdown};
 use rustix::thread::gettid;
 use uzram::failures;
 use uzram::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -20,7 +21,6 @@ use uzram::thread::{scheduling, set_scheduling};
 use super::address::ListenAddress;
 use super::clients::{Client, Kicked, Peer, Traffic, TrafficCounters, TurnedAway};
 use super::handshake::NoTls;
-use super::socket::Closer;
 
 /// The least places for handshakes of a listener.
 const MIN_HANDSHAKES: usize = 64;
@@ -33,25 +33,21 @@ const KICK_GRACE: Duration = Duration::from_secs(1);
 /// The shortest time slice that the kernel accepts (`sched_setattr(2)`).
 const SLICE_NS: u64 = 100_000;
 
-/// The connections of a server.
 pub(super) struct Registry {
     connections: Mutex<Connections>,
     /// Signalled whenever a connection has ended.
     ended: Condvar,
-    /// Set when the server stops.
     pub stopping: Arc<AtomicBool>,
     /// Readable when the acceptor has work: a place for a handshake is free, or the server stops.
     pub wake: OwnedFd,
     max_clients: usize,
     max_handshakes: usize,
-    /// CPUs that the process may use.
     cpus: usize,
 }
 
 /// All connections; protected by the registry's lock.
 struct Connections {
     listeners: Vec<ListenerState>,
-    /// By their ids, which grow with time.
     entries: BTreeMap<u64, Entry>,
     next_id: u64,
 }
@@ -61,14 +57,12 @@ struct ListenerState {
     /// Places that clients of other listeners cannot take.
     reserved: usize,
     turned_away: TurnedAway,
-    /// Whether the acceptor waits for a free place.
     acceptor_waits: bool,
 }
 
-/// A connection.
 struct Entry {
     listener: usize,
-    closer: Closer,
+    socket: Arc<OwnedFd>,
     peer: Peer,
     connected: Instant,
     since: SystemTime,
@@ -85,7 +79,6 @@ pub(super) struct Registration<'a> {
     pub id: u64,
     listener: usize,
     pub peer: Peer,
-    /// The counters to which its thread publishes its traffic.
     pub traffic: Arc<TrafficCounters>,
 }
 
@@ -98,7 +91,6 @@ pub(super) enum Accept {
     NotBefore(Option<Instant>),
 }
 
-/// Returns the number of places for handshakes of each listener.
 pub(super) fn max_handshakes(max_clients: usize) -> usize {
     (max_clients / 8).max(MIN_HANDSHAKES)
 }
@@ -122,7 +114,6 @@ fn shorten_time_slice(thread: u32) -> io::Result<()> {
     set_scheduling(thread, &attr)
 }
 
-/// Returns the number of the calling thread.
 fn this_thread() -> u32 {
     gettid().as_raw_nonzero().get().unsigned_abs()
 }
@@ -183,7 +174,12 @@ impl Connections {
 impl Entry {
     fn end(&mut self) {
         self.is_ending = true;
-        self.closer.close();
+        self.shut(Shutdown::Both);
+    }
+
+    fn shut(&self, how: Shutdown) {
+        // Fails only when the peer has disconnected already.
+        let _ = shutdown(&self.socket, how);
     }
 }
 
@@ -214,7 +210,6 @@ impl Registry {
         })
     }
 
-    /// Tells the acceptor to stop.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.wake_acceptor();
@@ -225,7 +220,6 @@ impl Registry {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Makes `wake` unreadable again.
     pub fn clear_wake(&self) {
         // Fails only when it is not readable.
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
@@ -256,7 +250,7 @@ impl Registry {
     }
 
     /// Registers a new connection; `None` when its listener has no place for another client.
-    pub fn admit(&self, listener: usize, closer: Closer, peer: Peer) -> Option<Registration<'_>> {
+    pub fn admit(&self, listener: usize, socket: Arc<OwnedFd>, peer: Peer) -> Option<Registration<'_>> {
         let mut connections = self.connections.lock();
         if !connections.has_client_place(listener, self.max_clients) {
             return None;
@@ -265,7 +259,7 @@ impl Registry {
         connections.next_id += 1;
         let entry = Entry {
             listener,
-            closer,
+            socket,
             peer,
             connected: Instant::now(),
             since: SystemTime::now(),
@@ -280,10 +274,11 @@ impl Registry {
     /// Ends all connections, which have [`STOP_GRACE`] to finish.
     pub fn close_all(&self) {
         let connections = self.connections.lock();
-        connections.entries.values().for_each(|entry| entry.closer.end_input());
+        // The bytes that have arrived are still read.
+        connections.entries.values().for_each(|entry| entry.shut(Shutdown::Read));
         let connections =
             connections.wait_while_for(&self.ended, STOP_GRACE, |left| !left.entries.is_empty());
-        connections.entries.values().for_each(|entry| entry.closer.close());
+        connections.entries.values().for_each(|entry| entry.shut(Shutdown::Both));
     }
 }
 
@@ -322,7 +317,6 @@ impl Registration<'_> {
         failures::note();
     }
 
-    /// Wakes the acceptor if it waits for a place.
     fn handshake_ended(&self, mut connections: MutexGuard<'_, Connections>) {
         let acceptor_waits = std::mem::take(&mut connections.listeners[self.listener].acceptor_waits);
         drop(connections);
@@ -352,35 +346,27 @@ impl Clients {
     pub fn list(&self) -> Vec<Client> {
         let Some(registry) = &self.0 else { return Vec::new() };
         let connections = registry.connections.lock();
-        let listeners: Vec<_> = connections.listeners.iter().map(|state| state.address.clone()).collect();
-        let copied = |(id, entry): (&u64, &Entry)| {
-            let export = entry.client.as_ref().map(|(export, _)| export.clone());
-            (*id, entry.listener, entry.peer, export, entry.since, entry.traffic.get())
-        };
-        let entries: Vec<_> = connections.entries.iter().map(copied).collect();
-        drop(connections);
-        let listeners: Vec<String> = listeners.iter().map(ToString::to_string).collect();
-        let client = |(id, listener, peer, export, since, traffic): (_, usize, Peer, _, SystemTime, _)| {
-            let Traffic { requests, read_bytes, written_bytes } = traffic;
-            let (pid, uid) = match peer {
+        let client = |(id, entry): (&u64, &Entry)| {
+            let Traffic { requests, read_bytes, written_bytes } = entry.traffic.get();
+            let (pid, uid) = match entry.peer {
                 Peer::Unix { pid, uid } => (Some(pid), Some(uid)),
                 Peer::Tcp(_) => (None, None),
             };
             Client {
-                id,
-                listener: listeners[listener].clone(),
-                peer: peer.to_string(),
+                id: *id,
+                listener: connections.listeners[entry.listener].address.to_string(),
+                peer: entry.peer.to_string(),
                 pid,
                 uid,
-                export,
+                export: entry.client.as_ref().map(|(export, _)| export.clone()),
                 // A clock before 1970 is not set.
-                connected_at_s: since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+                connected_at_s: entry.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
                 requests,
                 read_bytes,
                 written_bytes,
             }
         };
-        entries.into_iter().map(client).collect()
+        connections.entries.iter().map(client).collect()
     }
 
     /// Returns how many clients and connections each listener has turned away.

@@ -15,8 +15,8 @@ use uzram::units::PAGE_SIZE;
 
 use super::buffer::{Memory, SendBuffer};
 use super::meta_context::{Context, Contexts};
-use super::proto::{NbdError, chunk, command_flags};
-use super::request::{Command, Headers, Refusal, Request, put_chunk_header, simple_reply};
+use super::proto::{NbdError, chunk, command, command_flags};
+use super::request::{Headers, Refusal, Request, put_chunk_header, simple_reply};
 use crate::device_pool::Budget;
 
 /// The longest error message sent; the specification allows 4096 bytes.
@@ -27,7 +27,6 @@ const SLICE_BYTES: u64 = 64 << 20;
 /// The most bytes of the disk that one chunk of a `BLOCK_STATUS` covers: 262,144 pages.
 const MAX_COVERED_BYTES: u64 = 1 << 30;
 
-/// The reply to requests once the server is stopping.
 pub(super) const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the server is stopping" };
 
 /// The device, and the buffer and stream for replies. Replies go into `unsent`, and from there to `stream`
@@ -70,22 +69,20 @@ impl<W: Write> Replies<'_, W> {
     #[inline(always)]
     pub fn execute(&mut self, request: &Request, at: u64, wait: Wait) -> io::Result<Option<u64>> {
         match request.command {
-            Command::Read => self.read(request, at, wait),
+            command::READ => self.read(request, at, wait),
             // `FAST_ZERO` asks to fail at once if zeroing is not faster than a write. Here it always is:
             // zeroing a page only changes its slot.
-            Command::WriteZeroes => {
+            command::WRITE_ZEROES => {
                 let allocate = request.has(command_flags::NO_HOLE);
                 self.in_slices(request, at, |device, at, len| device.zero_some(at, len, allocate, wait))
             }
-            Command::Trim => {
+            command::TRIM => {
                 self.in_slices(request, at, |device, at, len| device.discard(at, len).map(|()| len))
             }
             // `CACHE`: a page that is not in memory comes back when it is read. `FLUSH`: a write is visible
             // to every connection before its reply, so nothing is left to do.
-            Command::Cache | Command::Flush => self.succeed(request).map(|()| None),
-            Command::Write | Command::BlockStatus | Command::Disc | Command::Unknown => {
-                self.fail(request, Refusal::invalid("an unknown command")).map(|()| None)
-            }
+            command::CACHE | command::FLUSH => self.succeed(request).map(|()| None),
+            _ => self.fail(request, Refusal::invalid("an unknown command")).map(|()| None),
         }
     }
 
@@ -301,7 +298,6 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Ends a reply made of chunks with one that has no payload.
     fn end(&mut self, request: &Request) -> io::Result<()> {
         self.chunk(request, chunk::FLAG_DONE, chunk::NONE, 0).map(drop)
     }
@@ -319,7 +315,6 @@ impl<W: Write> Replies<'_, W> {
         Ok(())
     }
 
-    /// Adds a chunk to the reply and returns its payload, to be filled in.
     fn chunk(
         &mut self,
         request: &Request,
@@ -347,7 +342,6 @@ fn put_data_header(out: &mut [u8], headers: Headers, request: &Request, at: u64,
     from.copy_from_slice(&at.to_be_bytes());
 }
 
-/// Returns `FLAG_DONE` for the chunk that reaches the end of the request.
 #[inline(always)]
 fn done_flag(request: &Request, end: u64) -> u16 {
     if end == request.end() { chunk::FLAG_DONE } else { 0 }

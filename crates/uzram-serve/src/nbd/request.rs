@@ -10,7 +10,6 @@ use super::proto::{
     NBD_SIMPLE_REPLY_MAGIC, NBD_STRUCTURED_REPLY_MAGIC, NbdError, command, command_flags, violation,
 };
 
-/// Bytes of a simple reply's header.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
 
 /// The headers of requests and replies, as negotiated in the handshake.
@@ -25,7 +24,6 @@ pub enum Headers {
 }
 
 impl Headers {
-    /// Returns the bytes of a request's header.
     #[inline(always)]
     pub const fn request_bytes(self) -> usize {
         match self {
@@ -50,7 +48,6 @@ impl Headers {
         self.reply_bytes() + if self.has_chunks() { 8 } else { 0 }
     }
 
-    /// Returns whether replies can be chunks.
     #[inline(always)]
     pub const fn has_chunks(self) -> bool {
         !matches!(self, Headers::Simple)
@@ -68,84 +65,44 @@ impl Headers {
     }
 }
 
-/// The command of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the specification's, as in `proto::command`")]
-pub enum Command {
-    Read,
-    /// The only command that always carries a payload.
-    Write,
-    /// No reply; the connection ends.
-    Disc,
-    Flush,
-    Trim,
-    Cache,
-    WriteZeroes,
-    BlockStatus,
-    /// A command that this server does not know.
-    Unknown,
-}
-
-/// A request's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// See [`command_flags`].
     pub flags: u16,
-    /// See [`Command`].
-    pub command: Command,
-    /// The client's identifier of this request, returned in the reply.
+    pub command: u16,
     pub cookie: u64,
-    /// The start of its range, in bytes from the start of the export.
     pub offset: u64,
     /// The length of its range; for a `BLOCK_STATUS` with a payload, which has the length of the range, the
     /// payload's.
     pub len_bytes: u64,
-    /// Bytes that follow the header.
     pub payload_bytes: u64,
 }
 
 /// An error for a request that does not reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error of the reply.
     pub error: NbdError,
-    /// The message for users.
     pub message: &'static str,
 }
 
 impl Refusal {
-    /// Creates the refusal of an invalid request.
     pub const fn invalid(message: &'static str) -> Self {
         Refusal { error: NbdError::Inval, message }
     }
 }
 
 impl Request {
-    /// Parses the header at the start of `bytes`; `None` if it is incomplete.
-    ///
-    /// # Errors
-    /// `InvalidData` when it does not begin with its magic: the rest of the stream cannot be parsed.
+    /// Parses the header at the start of `bytes`; `None` if it is incomplete. Errors: `InvalidData` when it
+    /// does not begin with its magic: the rest of the stream cannot be parsed.
     pub fn parse(bytes: &[u8], headers: Headers) -> io::Result<Option<Self>> {
         let Some(bytes) = bytes.get(..headers.request_bytes()) else { return Ok(None) };
         let number = |range: Range<usize>| bytes[range].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
         let (flags, command) = (number(4..6) as u16, number(6..8) as u16);
-        let command = match command {
-            command::READ => Command::Read,
-            command::WRITE => Command::Write,
-            command::DISC => Command::Disc,
-            command::FLUSH => Command::Flush,
-            command::TRIM => Command::Trim,
-            command::CACHE => Command::Cache,
-            command::WRITE_ZEROES => Command::WriteZeroes,
-            command::BLOCK_STATUS => Command::BlockStatus,
-            _ => Command::Unknown,
-        };
         let (magic, has_payload) = match headers {
-            Headers::Simple | Headers::Structured => (NBD_REQUEST_MAGIC, command == Command::Write),
+            Headers::Simple | Headers::Structured => (NBD_REQUEST_MAGIC, command == command::WRITE),
             // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least)
             // but sends the payload; a write without one has no meaning, so assume it.
             Headers::Extended => {
-                let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
+                let has_payload = command == command::WRITE || flags & command_flags::PAYLOAD_LEN != 0;
                 (NBD_EXTENDED_REQUEST_MAGIC, has_payload)
             }
         };
@@ -164,33 +121,29 @@ impl Request {
         self.offset + self.len_bytes
     }
 
-    /// Returns whether the command changes the export.
     #[inline(always)]
     pub const fn changes(&self) -> bool {
-        matches!(self.command, Command::Write | Command::Trim | Command::WriteZeroes)
+        matches!(self.command, command::WRITE | command::TRIM | command::WRITE_ZEROES)
     }
 
-    /// Returns whether the client has set this one of [`command_flags`].
     #[inline(always)]
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
     /// Checks the request against the protocol and an export of `size_bytes`. The range in the payload of a
-    /// `BLOCK_STATUS` is not known yet, and not checked.
-    ///
-    /// # Errors
-    /// The error to reply. The specification requires `NBD_ENOSPC` for writes past the end, and `NBD_EINVAL`
-    /// for everything else past the end.
+    /// `BLOCK_STATUS` is not known yet, and not checked. Errors: the error to reply. The specification
+    /// requires `NBD_ENOSPC` for writes past the end, and `NBD_EINVAL` for everything else past the end.
     pub fn check(&self, size_bytes: u64, headers: Headers) -> Result<(), Refusal> {
+        use command::*;
         use command_flags::*;
         let payload_len = if headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
         let known = FUA
             | match self.command {
-                Command::WriteZeroes => NO_HOLE | FAST_ZERO,
-                Command::Read if headers.has_chunks() => DF,
-                Command::Write => payload_len,
-                Command::BlockStatus => REQ_ONE | payload_len,
+                WRITE_ZEROES => NO_HOLE | FAST_ZERO,
+                READ if headers.has_chunks() => DF,
+                WRITE => payload_len,
+                BLOCK_STATUS => REQ_ONE | payload_len,
                 _ => 0,
             };
         if self.has(!known) {
@@ -198,20 +151,21 @@ impl Request {
         }
         let too_long = self.len_bytes > u64::from(MAX_PAYLOAD_BYTES);
         let beyond_end = match self.command {
-            Command::Read if too_long && self.has(DF) => {
+            READ if too_long && self.has(DF) => {
                 let message = "an unfragmented read has at most 32 MiB";
                 return Err(Refusal { error: NbdError::Overflow, message });
             }
-            Command::Read if too_long => return Err(Refusal::invalid("a read has at most 32 MiB")),
-            Command::Write if too_long => return Err(Refusal::invalid("a write has at most 32 MiB")),
-            Command::Flush if self.offset != 0 || self.len_bytes != 0 => {
+            READ if too_long => return Err(Refusal::invalid("a read has at most 32 MiB")),
+            WRITE if too_long => return Err(Refusal::invalid("a write has at most 32 MiB")),
+            FLUSH if self.offset != 0 || self.len_bytes != 0 => {
                 return Err(Refusal::invalid("a flush has no offset and no length"));
             }
-            // These have no range, or it is in the payload.
-            Command::Flush | Command::Disc | Command::Unknown => return Ok(()),
-            Command::BlockStatus if self.has(PAYLOAD_LEN) => return Ok(()),
-            Command::Write | Command::WriteZeroes => NbdError::NoSpc,
-            Command::Read | Command::Trim | Command::Cache | Command::BlockStatus => NbdError::Inval,
+            // Its range is in the payload.
+            BLOCK_STATUS if self.has(PAYLOAD_LEN) => return Ok(()),
+            WRITE | WRITE_ZEROES => NbdError::NoSpc,
+            READ | TRIM | CACHE | BLOCK_STATUS => NbdError::Inval,
+            // The others have none.
+            _ => return Ok(()),
         };
         let within = self.offset.checked_add(self.len_bytes).is_some_and(|end| end <= size_bytes);
         if within {

@@ -18,15 +18,15 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::{Buffers, SHARED_BYTES};
+use super::clients::Peer;
 use super::connection::Shared;
 use super::listener::{Listener, Sockets, is_local};
-use super::offload::Target;
 use super::registry::{self, Accept, Clients, Registration, Registry};
-use super::session::{self, SessionConfig};
+use super::session;
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
 use crate::Exports;
-use crate::device_pool::{Budget, DevicePools};
+use crate::device_pool::{Budget, DevicePools, MAX_TASKS};
 
 /// How long accepting pauses when the system refuses file descriptors, memory or threads.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -84,11 +84,8 @@ impl ServerConfig {
 
     /// Checks who may connect from other machines: clients with a certificate signed by an authority of
     /// `tls`, or everyone if `tls_anyone` allows that explicitly. TLS without either encrypts, but
-    /// authenticates no client.
-    ///
-    /// # Errors
-    /// `Permission` when everyone on other machines could connect, and `tls_anyone` is not set; `Invalid`
-    /// when `tls_anyone` contradicts `tls`.
+    /// authenticates no client. Errors: `Permission` when everyone on other machines could connect, and
+    /// `tls_anyone` is not set; `Invalid` when `tls_anyone` contradicts `tls`.
     pub fn check(&self) -> Result<()> {
         let asks_clients = self.tls.as_ref().is_some_and(Tls::asks_clients);
         if self.tls_anyone && self.tls.is_none() {
@@ -101,33 +98,25 @@ impl ServerConfig {
             return Err(Error::invalid(text).with_setting("tls-anyone"));
         }
         let open = |address: &&ListenAddress| !asks_clients && !self.tls_anyone && !is_local(address);
-        match self.listen.iter().map(|listen| &listen.address).find(open) {
-            None => Ok(()),
-            Some(address) => Err(Error::new(ErrorKind::Permission, open_to_all(address, self.tls.is_some()))
-                .with_setting("listen")),
-        }
+        let Some(address) = self.listen.iter().map(|listen| &listen.address).find(open) else {
+            return Ok(());
+        };
+        let (why, give) = match self.tls {
+            Some(_) => ("TLS without tls-client-ca asks no client for a certificate", "tls-client-ca"),
+            None => ("there is no TLS", "a certificate (tls-cert, tls-key) and tls-client-ca"),
+        };
+        let what = format!(
+            "{address} can be reached from other machines, and {why}, so that everyone there could read and change the \
+             disks: give {give}, the authority of the clients that may come, or listen on 127.0.0.1 or [::1]; with \
+             tls-anyone everyone who can connect reads and changes them, over TLS"
+        );
+        Err(Error::new(ErrorKind::Permission, what).with_setting("listen"))
     }
-}
-
-/// Returns why a server may not listen at an address that other machines can reach.
-fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
-    let (why, give) = if has_certificate {
-        ("TLS without tls-client-ca asks no client for a certificate", "tls-client-ca")
-    } else {
-        ("there is no TLS", "a certificate (tls-cert, tls-key) and tls-client-ca")
-    };
-    format!(
-        "{address} can be reached from other machines, and {why}, so that everyone there could read and change the disks: \
-         give {give}, the authority of the clients that may come, or listen on 127.0.0.1 or [::1]; with tls-anyone \
-         everyone who can connect reads and changes them, over TLS"
-    )
 }
 
 /// A server that has its sockets and is ready to run.
 pub struct Server {
     listeners: Vec<Listener>,
-    /// Has the socket files, which go with its last user.
-    _sockets: Arc<Sockets>,
     budget: Arc<Budget>,
     pools: DevicePools,
     registry: Arc<Registry>,
@@ -135,31 +124,26 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates the sockets; clients can connect from now on, and are answered once the server runs.
-    ///
-    /// # Errors
-    /// As [`ServerConfig::check`]; `Busy` when another server has a path or port; `Invalid` when a path
+    /// Creates the sockets; clients can connect from now on, and are answered once the server runs. Errors:
+    /// as [`ServerConfig::check`]; `Busy` when another server has a path or port; `Invalid` when a path
     /// cannot be a socket's; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: ServerConfig, exports: Exports) -> Result<Server> {
         config.check()?;
-        let sockets = Arc::new(Sockets::bind(&config.listen)?);
-        Server::on(sockets, config, exports)
+        Server::on(&Sockets::bind(&config.listen)?, config, exports)
     }
 
     /// Creates a server on the sockets that were bound for the addresses of `config`, which was checked.
-    ///
-    /// # Errors
-    /// `Io` or `NoMemory` when the system refuses.
-    pub fn on(sockets: Arc<Sockets>, config: ServerConfig, exports: Exports) -> Result<Server> {
-        let listeners = sockets.listeners(&config.listen, &exports)?;
+    /// Errors: `Io` or `NoMemory` when the system refuses.
+    pub fn on(sockets: &Sockets, config: ServerConfig, exports: Exports) -> Result<Server> {
+        let listeners = sockets.listeners(&config.listen, &exports);
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
-        let addresses = listeners.iter().map(|listener| listener.address.clone());
+        let addresses = listeners.iter().map(|listener| listener.bound.address.clone());
         // If the number is unknown, assume one: threads then get short time slices earlier than necessary.
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
-        let pools = DevicePools::new(Arc::clone(&budget));
-        Ok(Server { listeners, _sockets: sockets, budget, pools, registry: Arc::new(registry), config })
+        let pools = DevicePools::new(MAX_TASKS, Arc::clone(&budget));
+        Ok(Server { listeners, budget, pools, registry: Arc::new(registry), config })
     }
 
     /// Returns the server's connections; can be kept after the server has stopped.
@@ -178,13 +162,10 @@ impl Server {
     }
 
     fn tls_required(&self, listener: &Listener) -> bool {
-        self.config.tls.is_some() && matches!(listener.address, ListenAddress::Tcp(_))
+        self.config.tls.is_some() && matches!(listener.bound.address, ListenAddress::Tcp(_))
     }
 
-    /// Starts a thread that serves until stopped.
-    ///
-    /// # Errors
-    /// `Io` when the system refuses a thread.
+    /// Starts a thread that serves until stopped. Errors: `Io` when the system refuses a thread.
     pub fn spawn(self) -> Result<ServerThread> {
         let registry = Arc::clone(&self.registry);
         let thread = thread::Builder::new()
@@ -194,22 +175,21 @@ impl Server {
         Ok(ServerThread { registry, thread: Some(thread) })
     }
 
-    /// Serves until stopped. When it returns, all connections are closed, their threads have ended,
-    /// and the socket files are removed.
-    ///
-    /// A stopping server answers requests that have arrived with `NBD_ESHUTDOWN`, and gives its
-    /// clients half a second to receive their last replies.
+    /// Serves until stopped. A stopping server answers requests that have arrived with `NBD_ESHUTDOWN`, and
+    /// gives its clients half a second to receive their last replies.
     fn run(self) {
         for listener in &self.listeners {
-            tracing::info!(address = %listener.address, "serving NBD");
+            tracing::info!(address = %listener.bound.address, "serving NBD");
         }
         thread::scope(|scope| {
             let mut turn = 0;
             while let Some((socket, listener)) = self.next_connection(turn) {
                 turn += 1;
                 // Without a peer, the client has disconnected already.
-                let Ok(peer) = socket.peer() else { continue };
-                if let Some(registration) = self.registry.admit(listener, socket.closer(), peer) {
+                let Ok(peer) = Peer::of(socket.descriptor()) else { continue };
+                if let Some(registration) =
+                    self.registry.admit(listener, Arc::clone(socket.descriptor()), peer)
+                {
                     self.start(scope, registration, socket, &self.listeners[listener]);
                 }
             }
@@ -283,7 +263,7 @@ impl Server {
                     PollFlags::empty()
                 }
             };
-            fds.push(PollFd::new(listener, events));
+            fds.push(PollFd::new(&listener.bound.fd, events));
         }
         let left = wake_at.map(|at| timespec(at.saturating_duration_since(now)));
         // Waking early only means one more check.
@@ -295,10 +275,7 @@ impl Server {
         if self.registry.stopping.load(Ordering::Relaxed) {
             return None;
         }
-        if polled.is_err() {
-            return Some(vec![false; self.listeners.len()]);
-        }
-        Some(fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect())
+        Some(fds[1..].iter().map(|fd| polled.is_ok() && !fd.revents().is_empty()).collect())
     }
 
     /// Waits for [`ACCEPT_PAUSE`], or until a place is free or the server must stop.
@@ -308,7 +285,6 @@ impl Server {
         let _ = poll(&mut fds, Some(&timespec(ACCEPT_PAUSE)));
     }
 
-    /// Serves one connection until it ends for any reason.
     fn serve(&self, mut socket: Socket, registration: &Registration<'_>, listener: &Listener) {
         let (id, peer) = (registration.id, registration.peer);
         tracing::debug!(id, %peer, "client connected");
@@ -341,12 +317,11 @@ impl Server {
         let wake = socket.wake();
         let shared = Shared {
             stopping: &self.registry.stopping,
-            offload: Some(Target { pools: &self.pools, wake: &wake }),
+            offload: Some((&self.pools, &wake)),
             traffic: &registration.traffic,
         };
         let tls = self.config.tls.as_ref().map(|tls| (tls, self.tls_required(listener)));
-        let config = SessionConfig { exports: &listener.exports, tls, shared };
-        session::run(socket, config, |socket, export, is_tls| {
+        session::run(socket, &listener.exports, tls, shared, |socket, export, is_tls| {
             socket.set_deadline(None);
             if !registration.become_client(export) {
                 return Err(io::Error::other("too many connections"));
@@ -365,9 +340,7 @@ pub struct ServerThread {
 impl Drop for ServerThread {
     fn drop(&mut self) {
         self.registry.stop();
-        if let Some(thread) = self.thread.take() {
-            // An error means a panic, which has been reported already.
-            let _ = thread.join();
-        }
+        // An error means a panic, which has been reported already.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

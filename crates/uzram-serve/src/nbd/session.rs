@@ -13,26 +13,13 @@ use super::tls::Tls;
 use super::tls_stream::TlsStream;
 use crate::Exports;
 
-/// How a session is served.
-#[derive(Clone, Copy)]
-pub(super) struct SessionConfig<'a> {
-    /// The devices that the client can choose from.
-    pub exports: &'a Exports,
-    /// The certificate and key, if there is TLS, and whether the client must start it before anything else.
-    pub tls: Option<(&'a Tls, bool)>,
-    pub shared: Shared<'a>,
-}
-
 /// Serves one whole session, handshake to disconnect, over `stream`: by a server that has a certificate and
 /// requires TLS or not, if there is one.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz targets drive
 /// it over memory, one session after another with the same buffers. Nothing is offloaded: requests that wait
-/// for the device are answered in order.
-///
-/// # Errors
-/// Those of `stream`; `InvalidData` when the peer broke the protocol, or TLS's, in a way that allows no
-/// reply; `UnexpectedEof` when it disconnected within a message.
+/// for the device are answered in order. Errors: those of `stream`; `InvalidData` when the peer broke the
+/// protocol, or TLS's, in a way that allows no reply; `UnexpectedEof` when it disconnected within a message.
 pub fn serve_stream<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
@@ -41,19 +28,21 @@ pub fn serve_stream<S: Read + Write>(
 ) -> io::Result<()> {
     let (stopping, traffic) = (Arc::default(), TrafficCounters::default());
     let shared = Shared { stopping: &stopping, offload: None, traffic: &traffic };
-    run(stream, SessionConfig { exports, tls, shared }, |_, _, _| Ok(buffers))
+    run(stream, exports, tls, shared, |_, _, _| Ok(buffers))
 }
 
-/// Runs a session. Calls `chosen` once, when the client has chosen an export, with the export's name and
-/// whether the session runs over TLS; it returns the buffers for requests and replies, or ends the session
-/// with an error. Errors: the stream's and `chosen`'s; `InvalidData` when the client broke the protocol,
-/// NBD's or TLS's; `UnexpectedEof` when it disconnected within a message.
+/// Runs a session of a server that has a certificate and requires TLS or not, if there is one. Calls `chosen`
+/// once, when the client has chosen an export, with the export's name and whether the session runs over TLS;
+/// it returns the buffers for requests and replies, or ends the session with an error. Errors: the stream's
+/// and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's; `UnexpectedEof` when it
+/// disconnected within a message.
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
-    config: SessionConfig<'_>,
+    exports: &Exports,
+    tls: Option<(&Tls, bool)>,
+    shared: Shared<'_>,
     chosen: impl FnOnce(&mut S, &str, bool) -> io::Result<B>,
 ) -> io::Result<()> {
-    let SessionConfig { exports, tls, shared } = config;
     let name = |session: &Chosen| session.export.device.device().name().to_owned();
     let client_flags = handshake::greet(stream)?;
     let mode = match tls {

@@ -10,10 +10,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
-
-use super::clients::Peer;
 
 /// How long a read polls before it sleeps, if there is another CPU for the client to run on.
 ///
@@ -40,8 +38,6 @@ const MAX_LINGER_BYTES: usize = 1 << 20;
 pub(super) struct Socket {
     fd: Arc<OwnedFd>,
     deadline: Option<Instant>,
-    /// How long a read without a deadline polls before it sleeps.
-    spin: Duration,
     /// Ends reads without a deadline while it is armed.
     wake: Arc<Wake>,
     /// The limit on a client's delay in receiving replies; none if `None`.
@@ -55,12 +51,10 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Creates a socket without time limits.
     pub fn new(fd: OwnedFd) -> Self {
         Socket {
             fd: Arc::new(fd),
             deadline: None,
-            spin: *OWN_SPIN,
             wake: Arc::default(),
             send_timeout: None,
             payload_timeout: None,
@@ -80,14 +74,9 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns the peer.
-    pub fn peer(&self) -> io::Result<Peer> {
-        Peer::of(&self.fd)
-    }
-
-    /// Returns a handle with which another thread can close the connection.
-    pub fn closer(&self) -> Closer {
-        Closer(Arc::clone(&self.fd))
+    /// Returns the descriptor, with which another thread can shut the connection down.
+    pub fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.fd
     }
 
     /// Returns the [`Wake`] of this socket. While it is armed and no deadline is set, a signal ends a read
@@ -131,14 +120,7 @@ impl Socket {
             _ => Ok(()),
         }
     }
-}
 
-/// Converts `duration` for `poll`; saturates.
-pub(super) fn timespec(duration: Duration) -> Timespec {
-    duration.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
-}
-
-impl Socket {
     /// Waits for bytes while a payload is expected or a wake is armed: a read alone waits forever.
     /// `WouldBlock` if none have arrived and `wake` was signalled.
     fn wait_for_client(&self) -> io::Result<()> {
@@ -166,9 +148,10 @@ impl Socket {
 
     /// Reads as much as has arrived, after waiting for the client.
     fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.spin > Duration::ZERO {
+        let spin = *OWN_SPIN;
+        if spin > Duration::ZERO {
             let started = Instant::now();
-            while started.elapsed() < self.spin {
+            while started.elapsed() < spin {
                 match recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT) {
                     Err(Errno::AGAIN) => std::hint::spin_loop(),
                     received => return Ok(received?.1),
@@ -205,6 +188,11 @@ impl Socket {
             }
         }
     }
+}
+
+/// Converts `duration` for `poll`; saturates.
+pub(super) fn timespec(duration: Duration) -> Timespec {
+    duration.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
 impl Read for Socket {
@@ -249,26 +237,6 @@ impl Write for Socket {
     }
 }
 
-/// Ends a connection from outside its thread.
-pub(super) struct Closer(Arc<OwnedFd>);
-
-impl Closer {
-    /// Ends the connection's input after the bytes that have arrived.
-    pub fn end_input(&self) {
-        self.shutdown(Shutdown::Read);
-    }
-
-    /// Makes all reads and writes of the connection's thread fail.
-    pub fn close(&self) {
-        self.shutdown(Shutdown::Both);
-    }
-
-    fn shutdown(&self, how: Shutdown) {
-        // Fails only when the peer has disconnected already.
-        let _ = shutdown(&self.0, how);
-    }
-}
-
 /// Wakes a connection's thread from its wait for the client: an eventfd, created on first use, and the flags
 /// that say what ends or limits that wait. Other threads call only [`Wake::signal`].
 #[derive(Default)]
@@ -282,7 +250,6 @@ pub(super) struct Wake {
 }
 
 impl Wake {
-    /// Creates the eventfd, unless there is one.
     pub fn prepare(&self) -> io::Result<()> {
         if self.fd.get().is_none() {
             // If another thread was faster, its eventfd is used.
@@ -322,18 +289,10 @@ impl Wake {
         }
     }
 
-    /// Waits for a signal.
-    ///
-    /// # Errors
-    /// `NotConnected` unless it was [prepared](Wake::prepare); the system's.
+    /// Waits for a signal. Errors: `NotConnected` unless it was [prepared](Wake::prepare); the system's.
     pub fn wait(&self) -> io::Result<()> {
         let fd = self.fd.get().ok_or(io::ErrorKind::NotConnected)?;
-        loop {
-            match rustix::io::read(fd, &mut [0u8; 8]) {
-                Err(Errno::INTR) => {}
-                result => return Ok(result.map(drop)?),
-            }
-        }
+        Ok(retry_on_intr(|| rustix::io::read(fd, &mut [0u8; 8])).map(drop)?)
     }
 }
 
@@ -346,19 +305,16 @@ const BYTES_PER_LIMIT: u64 = 1 << 20;
 struct Pace {
     limit: Duration,
     started: Instant,
-    /// The time of the last progress.
     last: Instant,
     done_bytes: u64,
 }
 
 impl Pace {
-    /// Starts a transfer now.
     fn new(limit: Duration) -> Self {
         let now = Instant::now();
         Pace { limit, started: now, last: now, done_bytes: 0 }
     }
 
-    /// Records that `len_bytes` more were transferred now.
     fn progress(&mut self, len_bytes: usize) {
         self.done_bytes += len_bytes as u64;
         self.last = Instant::now();

@@ -57,21 +57,16 @@ struct Shared {
 }
 
 impl Tls {
-    /// Loads and checks the files.
-    ///
-    /// # Errors
-    /// `Io` when a file cannot be read; `Permission` when other users may write one, or the key is
-    /// world-readable; `Invalid` when a file is malformed, the key does not match the certificate, or the
-    /// certificate is not valid now. The error's setting is the option of the file.
+    /// Loads and checks the files. Errors: `Io` when a file cannot be read; `Permission` when other users may
+    /// write one, or the key is world-readable; `Invalid` when a file is malformed, the key does not match
+    /// the certificate, or the certificate is not valid now. The error's setting is the option of the file.
     pub fn load(files: &TlsFiles) -> Result<Tls> {
         let config = Mutex::unordered(Arc::new(server_config(files)?));
         Ok(Tls(Arc::new(Shared { files: files.clone(), config, reload: Mutex::default() })))
     }
 
-    /// Reads the files again. New sessions use them; existing sessions are not affected.
-    ///
-    /// # Errors
-    /// As [`Tls::load`]; the old configuration then stays in force.
+    /// Reads the files again. New sessions use them; existing sessions are not affected. Errors: as
+    /// [`Tls::load`]; the old configuration then stays in force.
     pub fn reload(&self) -> Result<()> {
         let _one_at_a_time = self.0.reload.lock();
         let config = Arc::new(server_config(&self.0.files)?);
@@ -84,7 +79,6 @@ impl Tls {
         self.0.files.client_ca.is_some()
     }
 
-    /// Returns the configuration of new sessions.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0.config.lock())
     }
@@ -96,26 +90,20 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Reloads a server's TLS files, and logs the outcome.
-///
-/// # Errors
-/// As [`Tls::reload`]; `Busy` when the server has no TLS.
+/// Reloads a server's TLS files, and logs the outcome. Errors: as [`Tls::reload`]; `Busy` when the server has
+/// no TLS.
 pub fn reload_tls(tls: Option<&Tls>) -> Result<()> {
-    let reloaded = match tls {
-        Some(tls) => tls.reload(),
-        None => {
-            let what = "nothing to reload: this server speaks no TLS, so it has no certificate";
-            Err(Error::new(ErrorKind::Busy, what).with_setting("tls-cert"))
-        }
+    let Some(tls) = tls else {
+        let what = "nothing to reload: this server speaks no TLS, so it has no certificate";
+        let error = Error::new(ErrorKind::Busy, what).with_setting("tls-cert");
+        tracing::warn!("{error}");
+        return Err(error);
     };
-    match (&reloaded, tls) {
-        (Ok(()), _) => tracing::info!("reloaded the TLS files: new connections use them"),
-        (Err(error), Some(_)) => {
+    tls.reload().inspect(|()| tracing::info!("reloaded the TLS files: new connections use them")).inspect_err(
+        |error| {
             tracing::error!("cannot reload the TLS files: {error}; the old configuration stays in force");
-        }
-        (Err(error), None) => tracing::warn!("{error}"),
-    }
-    reloaded
+        },
+    )
 }
 
 fn server_config(files: &TlsFiles) -> Result<ServerConfig> {
@@ -150,7 +138,6 @@ fn provider() -> CryptoProvider {
     provider
 }
 
-/// Returns the error for a certificate and a key that were read but rejected by rustls.
 fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
@@ -164,7 +151,6 @@ fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
     }
 }
 
-/// Returns the error of a file that the setting names.
 fn invalid(setting: &'static str, what: String) -> Error {
     Error::invalid(what).with_setting(setting)
 }
@@ -193,7 +179,6 @@ fn read(path: &Path, setting: &'static str, denied: u32) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Checks owner, type and mode of an open file; its mode must have none of the bits `denied`.
 fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKind, String)> {
     let (owner, user) = (file.uid(), rustix::process::geteuid().as_raw());
     let mode = file.mode() & 0o7777;
@@ -262,10 +247,9 @@ fn client_verifier(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Arc<dy
     Ok(verifier)
 }
 
-/// Checks that a certificate is well-formed and valid now.
-///
-/// It is verified as by a client that trusts no authority: everything but the issuer is checked first,
-/// so the only remaining error must be an unknown issuer.
+/// Checks that a certificate is well-formed and valid now. It is verified as by a client that trusts no
+/// authority: everything but the issuer is checked first, so the only remaining error must be an unknown
+/// issuer.
 fn check_validity(
     certificate: &CertificateDer<'_>,
     provider: &CryptoProvider,

@@ -17,18 +17,15 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, InsufficientSizeError, UnbufferedStatus,
 };
 
-use super::buffer::{MIN_BUFFER_BYTES, Memory, tls_receive_bytes, tls_send_bytes};
+use super::buffer::{MIN_BUFFER_BYTES, Memory, ReceiveBuffer, tls_receive_bytes, tls_send_bytes};
 use super::proto::violation;
 use super::tls::Tls;
 
-/// A TLS session.
 pub(super) struct TlsStream<'a, S> {
     stream: &'a mut S,
     connection: UnbufferedServerConnection,
-    /// Ciphertext that is not decrypted yet: `received[start..end]`.
-    received: Memory,
-    start: usize,
-    end: usize,
+    /// Ciphertext that is not decrypted yet.
+    received: ReceiveBuffer,
     /// Plaintext that is not read yet: `contents[taken..]`.
     contents: Vec<u8>,
     taken: usize,
@@ -44,19 +41,14 @@ pub(super) struct TlsStream<'a, S> {
 }
 
 impl<'a, S: Read + Write> TlsStream<'a, S> {
-    /// Runs the TLS handshake.
-    ///
-    /// # Errors
-    /// The stream's; `UnexpectedEof` when the client left; `InvalidData` when the handshake failed, after
-    /// an alert to the client.
+    /// Runs the TLS handshake. Errors: the stream's; `UnexpectedEof` when the client left; `InvalidData` when
+    /// the handshake failed, after an alert to the client.
     pub fn accept(stream: &'a mut S, tls: &Tls) -> io::Result<Self> {
         let connection = UnbufferedServerConnection::new(tls.config()).map_err(io::Error::other)?;
         let mut session = TlsStream {
             stream,
             connection,
-            received: Memory::new(tls_receive_bytes(MIN_BUFFER_BYTES))?,
-            start: 0,
-            end: 0,
+            received: ReceiveBuffer::new(tls_receive_bytes(MIN_BUFFER_BYTES))?,
             contents: Vec::new(),
             taken: 0,
             unsent: Memory::new(tls_send_bytes(MIN_BUFFER_BYTES))?,
@@ -73,15 +65,14 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         Ok(session)
     }
 
-    /// Returns the stream below.
     pub fn stream(&mut self) -> &mut S {
         self.stream
     }
 
     /// Enlarges the buffers, so that whole batches of `buffer_bytes` are received and sent at once.
     pub fn enlarge(&mut self, buffer_bytes: usize) -> io::Result<()> {
-        enlarge(&mut self.received, tls_receive_bytes(buffer_bytes))?;
-        enlarge(&mut self.unsent, tls_send_bytes(buffer_bytes))?;
+        self.received.bytes.enlarge(tls_receive_bytes(buffer_bytes))?;
+        self.unsent.enlarge(tls_send_bytes(buffer_bytes))?;
         self.batch_bytes = self.batch_bytes.max(buffer_bytes);
         Ok(())
     }
@@ -91,7 +82,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         if self.broken {
             return;
         }
-        let received = &mut self.received[self.start..self.end];
+        let received = self.received.available_mut();
         if let Ok(ConnectionState::WriteTraffic(mut traffic)) =
             self.connection.process_tls_records(received).state
             && let Ok(len_bytes) = traffic.queue_close_notify(&mut self.unsent)
@@ -102,22 +93,10 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
 
     /// Waits for ciphertext; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
-        self.received.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
-        if self.end == self.received.len() {
+        if self.received.available().len() == self.received.bytes.len() {
             return Err(violation("a TLS message that is too long"));
         }
-        loop {
-            match self.stream.read(&mut self.received[self.end..]) {
-                Ok(len_bytes) => {
-                    self.end += len_bytes;
-                    return Ok(len_bytes > 0);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        Ok(self.received.fill(self.stream)? > 0)
     }
 
     /// Processes all complete records, and sends the messages that they require. Their contents go to
@@ -126,7 +105,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         let mut out_bytes = 0;
         let mut unsent_bytes = 0;
         loop {
-            let received = &mut self.received[self.start..self.end];
+            let received = self.received.available_mut();
             let UnbufferedStatus { discard, state } = self.connection.process_tls_records(received);
             let mut done = false;
             match state {
@@ -164,7 +143,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
                     return Err(broken(error));
                 }
             }
-            self.start += discard;
+            self.received.consume(discard);
             if done {
                 return Ok(out_bytes);
             }
@@ -175,7 +154,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
     fn send_alert(&mut self, mut unsent_bytes: usize) {
         // rustls returns pending messages before it processes received records again.
         while self.connection.wants_write() {
-            let received = &mut self.received[self.start..self.end];
+            let received = self.received.available_mut();
             let state = self.connection.process_tls_records(received).state;
             let Ok(ConnectionState::EncodeTlsData(message)) = state else { break };
             let Ok(len_bytes) = encode(message, &mut self.unsent, unsent_bytes) else { break };
@@ -183,16 +162,6 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         }
         let _ = self.stream.write_all(&self.unsent[..unsent_bytes]);
     }
-}
-
-/// Grows memory to at least this length, keeping its contents.
-fn enlarge(memory: &mut Memory, len_bytes: usize) -> io::Result<()> {
-    if memory.len() < len_bytes {
-        let mut larger = Memory::new(len_bytes)?;
-        larger[..memory.len()].copy_from_slice(memory);
-        *memory = larger;
-    }
-    Ok(())
 }
 
 /// Encodes a handshake message into `unsent`, after `unsent_bytes`. Only a long certificate chain of the
@@ -204,7 +173,7 @@ fn encode(
 ) -> io::Result<usize> {
     match message.encode(&mut unsent[unsent_bytes..]) {
         Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size, .. })) => {
-            enlarge(unsent, unsent_bytes + required_size)?;
+            unsent.enlarge(unsent_bytes + required_size)?;
             message.encode(&mut unsent[unsent_bytes..])
         }
         result => result,
@@ -246,13 +215,12 @@ impl<S: Read + Write> Read for TlsStream<'_, S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<'_, S> {
-    /// Encrypts and sends at most one batch.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         if self.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let contents = &buf[..buf.len().min(self.batch_bytes)];
-        let received = &mut self.received[self.start..self.end];
+        let received = self.received.available_mut();
         let Ok(ConnectionState::WriteTraffic(mut traffic)) =
             self.connection.process_tls_records(received).state
         else {

@@ -17,7 +17,6 @@ use uzram_serve::nbd::proto::{command_flags, option, reply};
 use uzram_serve::nbd::{Clients, Kicked, ServerConfig};
 
 const PAGE: usize = 4096;
-/// The longest read.
 const LONGEST: usize = 32 << 20;
 /// The time limit for slow clients in these tests.
 const SHORT: Duration = Duration::from_millis(300);
@@ -37,12 +36,10 @@ fn tcp_ready(server: &TestServer) -> Client<TcpStream> {
     client
 }
 
-/// Returns the number of clients that have chosen an export.
 fn chosen(clients: &Clients) -> usize {
     clients.list().iter().filter(|client| client.export.is_some()).count()
 }
 
-/// Reads to the end of a connection; returns the number of bytes.
 fn drain(stream: &mut impl Read) -> usize {
     let (mut buf, mut len) = (vec![0; 1 << 16], 0);
     loop {
@@ -57,7 +54,6 @@ fn drain(stream: &mut impl Read) -> usize {
     }
 }
 
-/// Fills a device with incompressible data.
 fn filled(device: &Arc<Device>, len: usize) -> Vec<u8> {
     let data = Random::new(1).bytes(len);
     device.open().unwrap().write(0, &data).unwrap();
@@ -172,7 +168,7 @@ fn who_takes_a_long_reply_slowly_but_steadily_gets_it() {
 
 #[test]
 fn who_takes_no_reply_over_tls_is_cut_off() {
-    let secure = Secure::with(false, |config| config.send_timeout = SHORT);
+    let secure = Secure::with(device("32M"), |config| config.send_timeout = SHORT);
     let clients = secure.server.clients.clone();
     let mut steady = secure.steady();
     let mut deaf = secure.over(&rustls::version::TLS13);
@@ -217,11 +213,11 @@ fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
 
 #[test]
 fn floods_over_tls_leave_other_listeners_alone() {
-    let secure = Secure::with(false, |config| config.max_connections = 100);
+    let secure = Secure::with(device("32M"), |config| config.max_connections = 100);
     // They ask for TLS, and then send nothing, or garbage.
     let mut flood: Vec<_> = (0..100)
         .map(|index| {
-            let mut client = secure.silent();
+            let mut client = secure.server.tcp();
             client.send(&3u32.to_be_bytes());
             client.send(&option_bytes(option::STARTTLS, &[]));
             if index % 3 == 0 {

@@ -29,7 +29,6 @@ use uzram_serve::nbd::{Endpoint, ListenAddress, Server, ServerConfig, ServerThre
 const NOBODY: u32 = 65534;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The kind of listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Unix,
@@ -37,7 +36,6 @@ enum Place {
     AllAddresses,
 }
 
-/// A server's TLS configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Nothing,
@@ -48,7 +46,6 @@ enum Asks {
     Certificate,
 }
 
-/// The kind of client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Comer {
     /// Without TLS, or with TLS that a man in the middle stripped.
@@ -65,15 +62,10 @@ enum Comer {
 
 const PLACES: [Place; 3] = [Place::Unix, Place::Loopback, Place::AllAddresses];
 const ASKS: [Asks; 4] = [Asks::Nothing, Asks::Tls, Asks::TlsOfAnyone, Asks::Certificate];
-const COMERS: [Comer; 7] = [
-    Comer::Clear,
-    Comer::ClearAfterStart,
-    Comer::TlsAtOnce,
-    Comer::WithoutCertificate,
-    Comer::Stranger,
-    Comer::Expired,
-    Comer::Known,
-];
+const COMERS: [Comer; 7] = {
+    use Comer::*;
+    [Clear, ClearAfterStart, TlsAtOnce, WithoutCertificate, Stranger, Expired, Known]
+};
 
 /// Returns whether a server may listen: the rule.
 fn may_listen(place: Place, asks: Asks) -> bool {
@@ -99,7 +91,6 @@ fn gets_in(place: Place, asks: Asks, comer: Comer) -> bool {
 trait Stream: Read + Write + Send {}
 impl<S: Read + Write + Send> Stream for S {}
 
-/// A server, its device, and its TLS files.
 struct Rig {
     authority: Authority,
     device: Arc<Device>,
@@ -149,7 +140,6 @@ impl Rig {
         })
     }
 
-    /// Returns the TLS configuration of a client, if it uses TLS.
     fn config(&self, comer: Comer, version: &'static SupportedProtocolVersion) -> Option<ClientConfig> {
         let identity = match comer {
             Comer::Clear | Comer::ClearAfterStart => return None,
@@ -161,7 +151,6 @@ impl Rig {
         Some(client_config(&self.authority, identity, version))
     }
 
-    /// Returns whether a client can write `data` to the disk.
     fn writes(&self, comer: Comer, data: &[u8]) -> bool {
         let [old, new] =
             [&TLS12, &TLS13].map(|version| self.writes_with(comer, self.config(comer, version), data));
@@ -169,7 +158,6 @@ impl Rig {
         new
     }
 
-    /// Returns whether a client with this TLS configuration can write `data` to the disk.
     fn writes_with(&self, comer: Comer, config: Option<ClientConfig>, data: &[u8]) -> bool {
         let mut client = if comer == Comer::TlsAtOnce { self.connect() } else { self.greeted() };
         // A client that is refused panics.

@@ -36,7 +36,6 @@ const THREADS: usize = 6;
 const MAX_IO_PAGES: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Fills a page with what it always has.
 fn fill(page: usize, bytes: &mut [u8]) {
     Random::new(page as u64).fill(&mut bytes[..PAGE_SIZE / 2]);
     bytes[PAGE_SIZE / 2..PAGE_SIZE].fill(page as u8);
@@ -119,7 +118,6 @@ impl Drop for Server {
     }
 }
 
-/// Returns a command that runs this program in another role.
 fn command(role: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "fuse_survival::role", "--nocapture"]).env(ROLE, role);

@@ -45,7 +45,7 @@ fn rest(stream: &mut impl Read) -> Vec<u8> {
 fn data_survives_both_versions_of_tls() {
     let mut random = Random::new(seed());
     for (version, shared_bytes) in [(&TLS12, SHARED_BYTES), (&TLS13, 0)] {
-        let secure = Secure::with(false, |config| config.shared_bytes = shared_bytes);
+        let secure = Secure::with(device("32M"), |config| config.shared_bytes = shared_bytes);
         let mut steady = secure.steady();
         for structured in [false, true] {
             let mut client = secure.over(version);
@@ -74,7 +74,6 @@ fn data_survives_both_versions_of_tls() {
     }
 }
 
-/// A stream that returns few bytes at a time.
 struct Torn(UnixStream, usize);
 
 impl Read for Torn {
@@ -303,7 +302,7 @@ fn is_hung_up(stream: &UnixStream) -> bool {
 fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     // Long enough for those that finish theirs, on a busy machine.
     let timeout = Duration::from_secs(2);
-    let secure = Secure::with(false, |config| config.handshake_timeout = timeout);
+    let secure = Secure::with(device("32M"), |config| config.handshake_timeout = timeout);
     let mut steady = secure.steady();
     let started = Instant::now();
     let mut dripping = Client::silent(&secure.server.path);
@@ -341,7 +340,7 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
             client
         })
         .collect();
-    slow.push(secure.silent());
+    slow.push(secure.server.tcp());
     let mut encrypted: Vec<_> = [&[][..], &starttls[..9]]
         .map(|said| {
             let mut client = secure.over(&TLS13);

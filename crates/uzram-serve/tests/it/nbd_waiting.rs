@@ -24,12 +24,10 @@ fn served(settings: &[(&str, &str)]) -> (TestServer, Arc<Device>, Gate) {
     (TestServer::with(Arc::clone(&device), |_| {}), device, gate)
 }
 
-/// Returns the offset of a page.
 fn at(page: u64) -> u64 {
     page * PAGE as u64
 }
 
-/// Fills pages with incompressible data.
 fn fill<S: Read + Write>(client: &mut Client<S>, pages: Range<u64>) -> Vec<u8> {
     let data: Vec<u8> = pages.clone().flat_map(|page| Random::new(page).bytes(PAGE)).collect();
     assert_eq!(client.write(at(pages.start), &data).error, 0);
@@ -53,7 +51,6 @@ fn are_answered<S: Read + Write>(client: &mut Client<S>, asked: &[(u64, usize)],
     std::iter::zip(asked, data.chunks(PAGE)).map(is_refused).filter(|refused| *refused).count()
 }
 
-/// Writes pages back.
 fn send_away(device: &Device, pages: Range<u64>) {
     let before = device.stats().pages_backed;
     device.set("writeback", &format!("page_indexes={}-{}", pages.start, pages.end - 1)).unwrap();
@@ -149,7 +146,7 @@ fn other_requests_of_a_connection_go_on() {
 #[test]
 fn other_requests_of_an_encrypted_connection_go_on() {
     let (device, gate) = gated("zram0", "16M", &[]);
-    let secure = Secure::serving(Arc::clone(&device), false, |_| {});
+    let secure = Secure::with(Arc::clone(&device), |_| {});
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let mut client = secure.over(version);
         client.go(version == &rustls::version::TLS13);

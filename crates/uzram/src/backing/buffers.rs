@@ -81,14 +81,9 @@ impl Buffers {
         self.pool.free.lock().len()
     }
 
-    /// Returns the number of buffers.
-    pub fn count(&self) -> usize {
-        self.pool.count as usize
-    }
-
-    /// Returns the size of each buffer.
-    pub fn buffer_bytes(&self) -> usize {
-        self.pool.buffer_bytes
+    /// Returns the size of all buffers.
+    pub fn max_bytes(&self) -> usize {
+        self.pool.count as usize * self.pool.buffer_bytes
     }
 }
 

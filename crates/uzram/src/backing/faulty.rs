@@ -82,12 +82,10 @@ struct State {
 struct Plan {
     random: Random,
     faults: Vec<Fault>,
-    /// How often the faults were cleared.
     clears: u64,
     closed: bool,
 }
 
-/// The faults of one transfer.
 struct Injected {
     stall: Duration,
     /// It waits until the faults have been cleared more often than this.
@@ -122,7 +120,6 @@ impl Faults {
         self.0.injected.get()
     }
 
-    /// Returns the faults of a transfer, if it has any.
     fn decide(&self, place: u64, transfer: &Transfer) -> Option<Injected> {
         let mut plan = self.0.plan.lock();
         let Plan { random, faults, clears, .. } = &mut *plan;
@@ -145,7 +142,6 @@ impl Faults {
         (!is_good).then_some(injected)
     }
 
-    /// Waits until a transfer's stall and hold are over.
     fn wait(&self, injected: &Injected) {
         let began = Instant::now();
         let mut plan = self.0.plan.lock();
@@ -298,7 +294,6 @@ fn injected() -> Error {
     Error::new(ErrorKind::Io, "an injected I/O error").with_setting(SETTING)
 }
 
-/// A completion that falsifies the result of a transfer.
 struct Spoil {
     /// The number of bytes read, and the random number of the bit to flip; `None` to fail the transfer.
     flip: Option<(usize, u64)>,

@@ -2,15 +2,8 @@
 //! device, and [`Objects`], which are written once, in a store on other machines. Nothing here knows what the
 //! bytes mean: pages, extents, checksums and slots belong to the callers.
 //!
-//! A [`Transfer`] owns its [`Buffer`]. The backing that carries out the transfer owns the buffer until the
-//! kernel no longer accesses it, and then passes it to the transfer's [`Completion`] with the result. No
-//! thread can therefore read a partly filled buffer, or free one that the kernel still writes to.
-//!
-//! - `buffers.rs`: the memory of transfers, allocated in advance
-//! - `threads.rs`: threads that carry out transfers, or prepare them
-//! - `tiers.rs`: the backings of a store, used in order ([`Tiers`])
-//! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
-//! - `faulty.rs`: a backing with injected faults ([`FaultyBacking`])
+//! A [`Transfer`] owns its [`Buffer`]: the backing keeps the buffer until the kernel no longer accesses it,
+//! and then passes it to the [`Completion`], with the result.
 //!
 //! In the steady state, when the queues have grown to the number of transfers in flight, a transfer that
 //! succeeds allocates nothing.
@@ -43,8 +36,6 @@ pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, Mark};
 pub(crate) use threads::Threads;
 pub use tiers::{MAX_TIERS, Tiers};
 
-#[cfg(all(test, not(loom)))]
-pub(crate) use file::PanicPoint;
 #[cfg(test)]
 pub(crate) use test_memory::Memory;
 
@@ -87,13 +78,7 @@ pub trait Blocks: Send + Sync {
 
     /// Carries out a transfer and waits for it, however many are queued. Must not be called by a completion,
     /// which other transfers wait for. Returns the buffer, and the result that a completion would get.
-    fn carry_out(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len_bytes: usize,
-        buffer: Buffer,
-    ) -> (Buffer, Result<()>) {
+    fn carry_out(&self, direction: Direction, offset: u64, len_bytes: usize, buffer: Buffer) -> Done {
         let filling = Filling::default();
         wait_for(|completion| {
             self.start(Transfer { direction, offset, len_bytes, filling, buffer, token: 0, completion });
@@ -252,7 +237,9 @@ pub struct Transfer {
     pub completion: Arc<dyn Completion>,
 }
 
-/// Starts transfers.
+/// What is left of a transfer: its buffer, and its result.
+pub type Done = (Buffer, Result<()>);
+
 pub(crate) type Start = Box<dyn Fn(Transfer) + Send + Sync>;
 
 /// A callback for the end of transfers.
@@ -278,10 +265,11 @@ const IS_THERE: &str = "a transfer is taken out once, at the end";
 impl Started {
     /// Accepts a transfer.
     pub fn new(transfer: Transfer) -> Self {
-        Started { transfer: Some(transfer), result: Err(given_up()) }
+        let what = "a defect of uzram ended a transfer to the backing device";
+        let result = Err(Error::new(ErrorKind::Io, what).with_setting(SETTING));
+        Started { transfer: Some(transfer), result }
     }
 
-    /// Returns the transfer, to be carried out elsewhere.
     #[cfg(not(loom))]
     pub(crate) fn into_transfer(mut self) -> Transfer {
         self.transfer.take().expect(IS_THERE)
@@ -315,12 +303,6 @@ impl Drop for Started {
     }
 }
 
-/// Returns the error of a transfer that was not carried out because of a panic.
-fn given_up() -> Error {
-    Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device")
-        .with_setting(SETTING)
-}
-
 /// Returns the error of all transfers after a panic has ended a thread of their backing.
 fn dead(why: &str) -> Error {
     let what = format!("the backing device is no longer used: {why}. Reset the device to go on");
@@ -349,7 +331,6 @@ impl Ended {
         Arc::new(Ended { ends, arrived: Condvar::new() })
     }
 
-    /// Waits for the next transfer to end. Returns what its completion was called with.
     pub(crate) fn wait(&self) -> (u64, Buffer, Result<()>) {
         let mut ends = self.ends.lock();
         loop {
@@ -369,7 +350,7 @@ impl Completion for Ended {
 }
 
 /// Calls `start` to start a transfer with the completion that it is given, and waits for the transfer.
-pub fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
+pub fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> Done {
     let ended = Ended::new(1);
     start(Arc::<Ended>::clone(&ended));
     let (_, buffer, result) = ended.wait();

@@ -12,7 +12,8 @@
 use std::time::Duration;
 
 use super::{
-    Backing, Buffer, DISK_GONE_AFTER, Direction, Filling, Health, Objects, SETTING, Seal, Transfer, wait_for,
+    Backing, Buffer, DISK_GONE_AFTER, Direction, Done, Filling, Health, Objects, SETTING, Seal, Transfer,
+    wait_for,
 };
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU32, Counter, Ordering};
@@ -41,7 +42,6 @@ pub struct Tiers {
 
 struct Tier {
     backing: Backing,
-    /// Where it begins.
     start: u64,
 }
 
@@ -112,7 +112,6 @@ impl Tiers {
         last.map_or(0, |last| last.start.saturating_add(last.len_bytes(self.disk_bytes.get())))
     }
 
-    /// Returns the size of one, by its number.
     pub(crate) fn tier_bytes(&self, tier: usize) -> u64 {
         self.tiers.get(tier).map_or(0, |tier| tier.len_bytes(self.disk_bytes.get()))
     }
@@ -122,7 +121,6 @@ impl Tiers {
         self.disk_bytes.set(bytes);
     }
 
-    /// Returns the alignment of transfers.
     pub(crate) fn block_bytes(&self) -> usize {
         match self.object_bytes {
             // Parts of objects are read by `Tiers::read` only.
@@ -141,7 +139,6 @@ impl Tiers {
         self.seal.as_ref()
     }
 
-    /// Returns where each tier begins.
     pub(crate) fn starts(&self) -> impl Iterator<Item = u64> {
         self.tiers.iter().map(|tier| tier.start)
     }
@@ -196,13 +193,7 @@ impl Tiers {
         }
     }
 
-    pub(crate) fn read(
-        &self,
-        offset: u64,
-        len_bytes: usize,
-        filling: Filling,
-        mut buffer: Buffer,
-    ) -> (Buffer, Result<()>) {
+    pub(crate) fn read(&self, offset: u64, len_bytes: usize, filling: Filling, mut buffer: Buffer) -> Done {
         let direction = Direction::Read;
         match self.at(offset) {
             (Backing::Blocks(blocks), _, offset) => {
@@ -238,7 +229,6 @@ impl Tiers {
         }
     }
 
-    /// Returns whether any is.
     pub(crate) fn is_one_down(&self) -> bool {
         (0..self.tiers.len()).any(|tier| self.is_down(tier))
     }
@@ -258,7 +248,6 @@ impl Tiers {
         self.tiers.iter().any(|tier| tier.objects().is_some())
     }
 
-    /// Returns whether the copies of an extent's object are in danger.
     pub(crate) fn is_at_risk(&self, offset: u64, filling: Filling) -> bool {
         matches!(self.at(offset).0, Backing::Objects(objects) if objects.is_at_risk(filling))
     }

@@ -63,7 +63,6 @@ macro_rules! per_cpu_counters {
                 $(self.$field.add(other.$field.get());)*
             }
 
-            /// Returns the sums over all CPUs, clamped at zero.
             pub(super) fn sum<'a>(shares: impl IntoIterator<Item = &'a Self>) -> $sum {
                 let mut sum = $sum::default();
                 for share in shares {

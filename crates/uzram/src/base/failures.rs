@@ -4,24 +4,16 @@
 //! state that says one, calls [`note`] afterwards: a fence and a load, and a system call only if the thread
 //! sleeps. Requests that succeed do not come here.
 
-#[cfg(not(loom))]
 use std::time::Duration;
 
-#[cfg(not(loom))]
 use super::sync::{AtomicU32, Ordering, fence};
 
-#[cfg(not(loom))]
 const AWAKE: u32 = 0;
-/// The next failure wakes it.
-#[cfg(not(loom))]
 const WAITS: u32 = 1;
 
-#[cfg(not(loom))]
 static REPORTER: AtomicU32 = AtomicU32::new(AWAKE);
 
-/// Wakes the thread that waits for failures, if there is one. Called after a failure was counted, or a state
-/// was changed.
-#[cfg(not(loom))]
+/// Wakes the thread that waits for failures, if there is one.
 #[cold]
 pub fn note() {
     // Either this sees that the thread waits, or the thread sees the change: it looks after `watch`.
@@ -31,20 +23,13 @@ pub fn note() {
     }
 }
 
-/// Loom models have no such thread.
-#[cfg(loom)]
-pub fn note() {}
-
-/// Has failures that are noted from now on end the next [`wait`]. The thread looks at all that may have
-/// failed in between.
-#[cfg(not(loom))]
+/// Has failures from now on end the next [`wait`]. The thread then looks at all that may have failed before.
 pub fn watch() {
     REPORTER.store(WAITS, Ordering::Relaxed);
     fence(Ordering::SeqCst);
 }
 
 /// Waits until a failure was noted after [`watch`], or for so long. It may return for no reason.
-#[cfg(not(loom))]
 pub fn wait(most: Option<Duration>) {
     use rustix::thread::futex;
     let most =
@@ -54,7 +39,7 @@ pub fn wait(most: Option<Duration>) {
     REPORTER.store(AWAKE, Ordering::Relaxed);
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

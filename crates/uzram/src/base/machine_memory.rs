@@ -65,8 +65,7 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// Returns the lowest limit of the process's control group and its ancestors, of cgroup v1 or v2; `read`
-/// reads a file.
+/// Returns the lowest limit of the process's control group and its ancestors, of cgroup v1 or v2.
 fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let limits = groups.split(|byte| *byte == b'\n').filter_map(|line| {
         let (is_version_2, group) = memory_group(line)?;
@@ -78,8 +77,7 @@ fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Opti
     limits.min()
 }
 
-/// Returns the limit of the memory cgroup of version 1, which includes those of ancestors that no mount
-/// shows.
+/// Returns the limit of the memory cgroup of version 1, and of ancestors that no mount shows.
 fn limit_of_version_1(
     groups: &[u8],
     mounts: &[MountInfo],
@@ -94,8 +92,7 @@ fn limit_of_version_1(
     Some(Version1Limit { cgroup: group.display().to_string(), limit_bytes: limit?.trim().parse().ok()? })
 }
 
-/// Parses a line of `/proc/PID/cgroup`. Returns whether the cgroup is of version 2, and its path, if the
-/// memory controller may be in its hierarchy.
+/// Parses a line of `/proc/PID/cgroup`: whether the cgroup is of version 2, and its path.
 fn memory_group(line: &[u8]) -> Option<(bool, &Path)> {
     // hierarchy-ID:controller-list:cgroup-path, cgroups(7)
     let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
@@ -104,8 +101,7 @@ fn memory_group(line: &[u8]) -> Option<(bool, &Path)> {
     (controllers.is_empty() || has_memory()).then_some((controllers.is_empty(), group))
 }
 
-/// Returns the mount of the memory hierarchy that shows `group` and the most of its ancestors, and the path
-/// of `group` below it.
+/// Returns the memory hierarchy's mount that shows most ancestors of `group`, and its path below that.
 fn mount_of<'a>(
     group: &'a Path,
     mounts: &'a [MountInfo],
@@ -186,7 +182,6 @@ mod tests {
         assert_eq!(limit("0::/docker/ab/c\n", stat), None);
     }
 
-    /// Other mounts may have any name, and may show other groups.
     #[test]
     fn the_mount_is_found_among_others() {
         let files = [

@@ -68,8 +68,7 @@ fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
     str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Decodes a path in which space, tab, newline and backslash are escaped as a backslash and three octal
-/// digits.
+/// Decodes a path in which space, tab, newline and backslash are a backslash and three octal digits.
 pub fn unescape(text: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(text.len());
     let mut rest = text;

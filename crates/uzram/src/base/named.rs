@@ -126,8 +126,7 @@ pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     near.min_by_key(|(changes, _)| *changes).map(|(_, other)| other)
 }
 
-/// Returns a hint for a message about an unknown name: the name that was probably meant, else the list of
-/// names.
+/// Returns a hint for a message about an unknown name: the one probably meant, else the list of names.
 pub fn hint(name: &str, names: &[&str]) -> String {
     match nearest(name, names.iter().copied()) {
         Some(other) => format!("did you mean `{other}`?"),

@@ -105,7 +105,6 @@ impl Place {
     }
 }
 
-/// The state of a path walk.
 struct Walk {
     dir: OwnedFd,
     /// The path of `dir`, for messages.
@@ -124,8 +123,7 @@ impl Walk {
         Ok(walk)
     }
 
-    /// Pushes the components of `path` to be walked next. A path that ends in `/` is walked as if it ended in
-    /// `/.`.
+    /// Pushes the components of `path`. One that ends in `/` is walked as if it ended in `/.`.
     fn push(&mut self, path: &OsStr) -> Result<(), Errno> {
         let bytes = path.as_bytes();
         if bytes.is_empty() {

@@ -20,15 +20,6 @@ pub enum Unit {
     Objects,
 }
 
-impl Unit {
-    const fn done(self) -> &'static str {
-        match self {
-            Unit::Pages => "pages done",
-            Unit::Objects => "objects moved",
-        }
-    }
-}
-
 /// The progress of work. The counts only inform: no other memory depends on them.
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -100,9 +91,8 @@ impl<'a> Work<'a> {
         self.progress.done.add(count);
     }
 
-    /// Returns the items until the work is cancelled, which is checked every [`ASK_EVERY_LOOKS`] items: for
-    /// scans in which most pages need no work. [`Work::check`] tells afterwards whether the scan was cut
-    /// short.
+    /// Returns the items until the work is cancelled ([`Work::check`] tells), which is checked every
+    /// [`ASK_EVERY_LOOKS`] items: for scans in which most pages need no work.
     pub(crate) fn while_wanted<I: Iterator>(&self, items: I) -> impl Iterator<Item = I::Item> {
         let mut looks = 0usize;
         items.take_while(move |_| {
@@ -120,10 +110,11 @@ impl<'a> Work<'a> {
         !self.progress.is_ended()
     }
 
-    /// Fails once the work is cancelled. Fails with `Interrupted` if the work is cancelled.
+    /// Fails with `Interrupted` once the work is cancelled.
     pub fn check(&self) -> Result<()> {
         if self.progress.is_ended() {
-            let what = format!("interrupted: {} {}", self.progress.done(), self.unit.done());
+            let unit = if self.unit == Unit::Pages { "pages done" } else { "objects moved" };
+            let what = format!("interrupted: {} {unit}", self.progress.done());
             return Err(Error::new(ErrorKind::Interrupted, what));
         }
         Ok(())

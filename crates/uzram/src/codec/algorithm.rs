@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::dictionary::Dictionary;
-use super::{deflate, lz4, lz4hc, memory, w64, zstd};
+use super::lz4::Compressor;
+use super::{deflate, lz4, memory, w64, zstd};
 use crate::base::error::{Error, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
@@ -49,7 +50,7 @@ impl Kind {
     const fn default_level(self) -> i32 {
         match self {
             Kind::Lz4 => lz4::DEFAULT_ACCELERATION,
-            Kind::Lz4hc => lz4hc::DEFAULT_LEVEL,
+            Kind::Lz4hc => lz4::DEFAULT_LEVEL,
             Kind::Zstd => zstd::DEFAULT_LEVEL,
             Kind::Deflate => deflate::DEFAULT_LEVEL,
             Kind::Memory => memory::LEVEL,
@@ -60,22 +61,23 @@ impl Kind {
     fn levels(self) -> RangeInclusive<i32> {
         match self {
             Kind::Lz4 => 1..=lz4::MAX_ACCELERATION,
-            Kind::Lz4hc => lz4hc::MIN_LEVEL..=lz4hc::MAX_LEVEL,
+            Kind::Lz4hc => lz4::MIN_LEVEL..=lz4::MAX_LEVEL,
             Kind::Zstd => zstd::levels(),
             Kind::Deflate => deflate::MIN_LEVEL..=deflate::MAX_LEVEL,
             Kind::Memory => memory::LEVEL..=memory::LEVEL,
         }
     }
 
-    fn levels_text(self) -> String {
+    fn not_a_level(self, text: &str) -> Error {
         let (min, max) = self.levels().into_inner();
-        match self {
+        let levels = match self {
             Kind::Lz4 => format!("an acceleration of lz4 is {min} to {max}, the higher the faster"),
             Kind::Lz4hc => format!("lz4hc's levels are {min} to {max}"),
             Kind::Zstd => format!("zstd's levels are 1 to {max}, and {min} to -1 for more speed"),
             Kind::Deflate => format!("deflate's levels are {min} to {max}"),
             Kind::Memory => format!("memory has no levels but {min}"),
-        }
+        };
+        Error::invalid(format!("'{text}' is no level: {levels}"))
     }
 
     /// Parses a level. Fails with `Invalid` for a level that this algorithm does not have, including those
@@ -87,10 +89,6 @@ impl Kind {
 
     fn has_level(self, level: i32) -> bool {
         level != 0 && self.levels().contains(&level)
-    }
-
-    fn not_a_level(self, text: &str) -> Error {
-        Error::invalid(format!("'{text}' is no level: {}", self.levels_text()))
     }
 }
 
@@ -117,17 +115,18 @@ enum Digest {
 }
 
 impl Algorithm {
-    /// Creates the algorithm `kind` at `level`, or at its default level, with or without a dictionary. Fails
-    /// with `Invalid` for a level that `kind` does not have, or a dictionary that it cannot use; `NoMemory`
-    /// when the system gives none for the dictionary's tables.
+    /// Creates the algorithm `kind` at `level` (`None`: its default). Fails with `Invalid` for a level that
+    /// it lacks or a dictionary that it cannot use; `NoMemory` when there is none for the dictionary's
+    /// tables.
     pub fn new(kind: Kind, level: Option<i32>, dictionary: Option<Dictionary>) -> Result<Algorithm> {
         let level = level.unwrap_or(kind.default_level());
         if !kind.has_level(level) {
             return Err(kind.not_a_level(&level.to_string()));
         }
         let digest = |source| match kind {
-            Kind::Lz4 | Kind::Memory => Ok(Digest::Lz4(Arc::new(lz4::Digest::new(source)?))),
-            Kind::Lz4hc => Ok(Digest::Lz4(Arc::new(lz4hc::digest(level, source)?))),
+            Kind::Lz4 => Ok(Digest::Lz4(Arc::new(lz4::Digest::new(Compressor::Fast(level), source)?))),
+            Kind::Lz4hc => Ok(Digest::Lz4(Arc::new(lz4::Digest::new(Compressor::High(level), source)?))),
+            Kind::Memory => Ok(Digest::Lz4(Arc::new(lz4::Digest::new(memory::COMPRESSOR, source)?))),
             Kind::Zstd => Ok(Digest::Zstd(Arc::new(zstd::Digest::new(level, source)?))),
             Kind::Deflate => Err(no_dictionary()),
         };
@@ -180,13 +179,11 @@ impl Default for Algorithm {
 }
 
 impl From<Kind> for Algorithm {
-    /// At the default level, without a dictionary.
     fn from(kind: Kind) -> Self {
         Algorithm { kind, level: kind.default_level(), digest: None }
     }
 }
 
-/// Two dictionaries are equal if their contents and paths are.
 impl PartialEq for Algorithm {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind && self.level == other.level && self.dictionary() == other.dictionary()
@@ -196,8 +193,7 @@ impl PartialEq for Algorithm {
 impl Eq for Algorithm {}
 
 impl Algorithm {
-    /// Checks a text as far as possible without reading the dictionary. Fails with `Invalid`, as when parsing
-    /// it.
+    /// Checks a text without reading the dictionary. Fails with `Invalid`, as parsing it does.
     pub fn check(text: &str) -> Result<()> {
         let (kind, _, path) = Self::parts(text)?;
         match path {
@@ -226,7 +222,6 @@ impl Algorithm {
     }
 }
 
-/// Returns the error of a dictionary for deflate, which supports none.
 fn no_dictionary() -> Error {
     Error::invalid("deflate takes no dictionary; lz4, lz4hc, zstd and memory do")
 }

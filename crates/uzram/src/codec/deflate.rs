@@ -30,45 +30,55 @@ thread_local! {
     static TAKEN_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// `malloc`, counted.
-///
-/// # Safety
-/// As `malloc`: there are no preconditions.
+/// `malloc`, counted; it has no preconditions.
 unsafe extern "C" fn counting_malloc(len_bytes: usize) -> *mut c_void {
     TAKEN_BYTES.set(TAKEN_BYTES.get() + len_bytes);
     // SAFETY: malloc takes any length.
     unsafe { libc::malloc(len_bytes) }
 }
 
-/// Returns a coder created by `alloc`, and its size in bytes.
-fn counted<T>(alloc: impl FnOnce(&libdeflate_options) -> *mut T) -> Result<(NonNull<T>, usize)> {
-    let options = libdeflate_options {
-        sizeof_options: size_of::<libdeflate_options>(),
-        malloc_func: Some(counting_malloc),
-        free_func: Some(libc::free),
-    };
-    let before = TAKEN_BYTES.get();
-    let coder = NonNull::new(alloc(&options))
-        .ok_or_else(|| Error::new(ErrorKind::NoMemory, "no memory for a deflate coder"))?;
-    Ok((coder, TAKEN_BYTES.get() - before))
-}
-
-/// A compressor, which this owns.
-pub(super) struct Encoder {
-    compressor: NonNull<libdeflate_compressor>,
+/// A compressor or decompressor, which this owns.
+struct Coder<T> {
+    coder: NonNull<T>,
+    free: unsafe extern "C" fn(*mut T),
     state_bytes: usize,
 }
 
 // SAFETY: libdeflate's coders are plain memory, not tied to a thread, and only used through `&mut`.
-unsafe impl Send for Encoder {}
+unsafe impl<T> Send for Coder<T> {}
+
+impl<T> Coder<T> {
+    fn new(
+        alloc: impl FnOnce(&libdeflate_options) -> *mut T,
+        free: unsafe extern "C" fn(*mut T),
+    ) -> Result<Self> {
+        let options = libdeflate_options {
+            sizeof_options: size_of::<libdeflate_options>(),
+            malloc_func: Some(counting_malloc),
+            free_func: Some(libc::free),
+        };
+        let before = TAKEN_BYTES.get();
+        let coder = NonNull::new(alloc(&options))
+            .ok_or_else(|| Error::new(ErrorKind::NoMemory, "no memory for a deflate coder"))?;
+        Ok(Coder { coder, free, state_bytes: TAKEN_BYTES.get() - before })
+    }
+}
+
+impl<T> Drop for Coder<T> {
+    fn drop(&mut self) {
+        // SAFETY: this owns the coder, which is freed by its own function and not used again.
+        unsafe { (self.free)(self.coder.as_ptr()) }
+    }
+}
+
+pub(super) struct Encoder(Coder<libdeflate_compressor>);
 
 impl Encoder {
     /// Creates an encoder. `level` must be one of deflate's.
     pub(super) fn new(level: i32) -> Result<Encoder> {
         // SAFETY: the options live during the call.
-        let (compressor, state_bytes) =
-            counted(|options| unsafe { libdeflate_alloc_compressor_ex(level, options) })?;
-        let mut encoder = Encoder { compressor, state_bytes };
+        let alloc = |options: &_| unsafe { libdeflate_alloc_compressor_ex(level, options) };
+        let mut encoder = Encoder(Coder::new(alloc, libdeflate_free_compressor)?);
         encoder.encode(&super::warm_up_page(), &mut [0; PAGE_SIZE]);
         Ok(encoder)
     }
@@ -78,7 +88,7 @@ impl Encoder {
         // within the length of `out`.
         let len_bytes = unsafe {
             libdeflate_deflate_compress(
-                self.compressor.as_ptr(),
+                self.0.coder.as_ptr(),
                 page.as_ptr().cast(),
                 PAGE_SIZE,
                 out.as_mut_ptr().cast(),
@@ -90,31 +100,17 @@ impl Encoder {
     }
 
     pub(super) fn state_bytes(&self) -> usize {
-        self.state_bytes
+        self.0.state_bytes
     }
 }
 
-impl Drop for Encoder {
-    fn drop(&mut self) {
-        // SAFETY: this encoder owns the compressor, and does not use it again.
-        unsafe { libdeflate_free_compressor(self.compressor.as_ptr()) }
-    }
-}
-
-pub(super) struct Decoder {
-    decompressor: NonNull<libdeflate_decompressor>,
-    state_bytes: usize,
-}
-
-// SAFETY: as for the encoder.
-unsafe impl Send for Decoder {}
+pub(super) struct Decoder(Coder<libdeflate_decompressor>);
 
 impl Decoder {
     pub(super) fn new() -> Result<Decoder> {
         // SAFETY: the options live during the call.
-        let (decompressor, state_bytes) =
-            counted(|options| unsafe { libdeflate_alloc_decompressor_ex(options) })?;
-        let mut decoder = Decoder { decompressor, state_bytes };
+        let alloc = |options: &_| unsafe { libdeflate_alloc_decompressor_ex(options) };
+        let mut decoder = Decoder(Coder::new(alloc, libdeflate_free_decompressor)?);
         let (mut page, mut bytes) = (super::warm_up_page(), [0; PAGE_SIZE]);
         let len_bytes = Encoder::new(MIN_LEVEL)?.encode(&page, &mut bytes).unwrap_or(0);
         decoder.decode(&bytes[..len_bytes], &mut page)?;
@@ -127,7 +123,7 @@ impl Decoder {
         // length of `bytes`, and writes at most PAGE_SIZE bytes of `page`.
         let answer = unsafe {
             libdeflate_deflate_decompress_ex(
-                self.decompressor.as_ptr(),
+                self.0.coder.as_ptr(),
                 bytes.as_ptr().cast(),
                 bytes.len(),
                 page.as_mut_ptr().cast(),
@@ -147,13 +143,6 @@ impl Decoder {
     }
 
     pub(super) fn state_bytes(&self) -> usize {
-        self.state_bytes
-    }
-}
-
-impl Drop for Decoder {
-    fn drop(&mut self) {
-        // SAFETY: this decoder owns the decompressor, and does not use it again.
-        unsafe { libdeflate_free_decompressor(self.decompressor.as_ptr()) }
+        self.0.state_bytes
     }
 }

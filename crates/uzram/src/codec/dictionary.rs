@@ -1,9 +1,8 @@
-//! A dictionary: bytes that every compressed page of a device may refer to.
+//! A dictionary: bytes that every compressed page of a device may refer to; and how one is trained.
 //!
-//! A single 4 KiB page repeats little; a dictionary of common page contents gives the codec more
-//! matches. It is read once, when the algorithm is set, and shared by all coders of the device.
-//! Compressed pages do not name it (that would cost bytes in each): they belong to one device, whose
-//! dictionary cannot change while it holds pages.
+//! It gives the codec matches that a single 4 KiB page lacks. It is read once, when the algorithm is set, and
+//! shared by all coders of the device. Compressed pages do not name it, which would cost bytes: the
+//! dictionary of their device cannot change while it holds pages.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::OFlags;
 
 use crate::base::error::{Error, Result};
+use crate::base::units::{PAGE_SIZE, Page};
 
 /// The maximum size, 1 MiB: nine times the default of zstd's trainer. A longer dictionary would not stay
 /// in a CPU's cache from page to page; the limit also guards against a wrong path.
@@ -36,8 +36,7 @@ pub struct Dictionary {
 }
 
 impl Dictionary {
-    /// Reads the file at `path`. Fails with `Invalid`, naming the file, when it cannot be read or is no
-    /// dictionary.
+    /// Reads the file at `path`. Fails with `Invalid`, naming the file, if it is unreadable or no dictionary.
     pub fn read(path: &str) -> Result<Dictionary> {
         Dictionary::check_path(path)?;
         let refused = |why: &str| Error::invalid(format!("dict={path}: {why}"));
@@ -74,9 +73,8 @@ impl Dictionary {
         }
     }
 
-    /// Checks that a path is absolute, because the process that opens it may have another working
-    /// directory than the user who wrote it, and that it can be shown in a space-separated list with
-    /// brackets.
+    /// Checks that a path is absolute, because the process that opens it may have another working directory
+    /// than the user who wrote it, and that it can be shown in a space-separated list with brackets.
     pub(crate) fn check_path(path: &str) -> Result<()> {
         let refused = |why: &str| Err(Error::invalid(format!("dict={path}: {why}")));
         if !path.starts_with('/') {
@@ -113,4 +111,32 @@ fn read_bounded(path: &str) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     file.take(MAX_DICTIONARY_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
+}
+
+/// The minimum bytes of samples per byte of the dictionary; with fewer the dictionary overfits.
+pub const MIN_SAMPLE_FACTOR: usize = 8;
+
+/// Returns a zstd dictionary of at most `len_bytes` for pages like `samples`. Its most useful contents come
+/// last, so that it is also good for lz4. Fails with `Invalid` for a length out of range, for fewer than
+/// [`MIN_SAMPLE_FACTOR`] times `len_bytes` of samples, or if the trainer fails.
+pub fn train(samples: &[Page], len_bytes: usize) -> Result<Vec<u8>> {
+    /// The minimum size, for the dictionary's header and tables.
+    const LEAST_BYTES: usize = 1024;
+    const { assert!(LEAST_BYTES >= MIN_DICTIONARY_BYTES) };
+    if !(LEAST_BYTES..=MAX_DICTIONARY_BYTES).contains(&len_bytes) {
+        let what = format!("a dictionary has {LEAST_BYTES} to {MAX_DICTIONARY_BYTES} bytes");
+        return Err(Error::invalid(what).with_setting("--size"));
+    }
+    let wanted = (len_bytes * MIN_SAMPLE_FACTOR).div_ceil(PAGE_SIZE);
+    if samples.len() < wanted {
+        let what = format!("{} pages to train on are too few for that size: give {wanted}", samples.len());
+        return Err(Error::invalid(what).with_setting("--size"));
+    }
+    let (mut dictionary, lengths) = (vec![0; len_bytes], vec![PAGE_SIZE; samples.len()]);
+    let trained = zstd_safe::train_from_buffer(&mut dictionary[..], samples.as_flattened(), &lengths);
+    dictionary.truncate(trained.map_err(|code| {
+        let why = zstd_safe::get_error_name(code);
+        Error::invalid(format!("no dictionary can be made of these pages: {why}"))
+    })?);
+    Ok(dictionary)
 }

@@ -19,6 +19,8 @@ use crate::base::sync::Arc;
 use crate::base::units::Page;
 
 pub(super) const LEVEL: i32 = 1;
+/// That of lz4.
+pub(super) const COMPRESSOR: lz4::Compressor = lz4::Compressor::Fast(lz4::DEFAULT_ACCELERATION);
 /// Where w64 needs more, the sample has misled, and lz4 is tried.
 const MOST_W64_BYTES: usize = 3072;
 
@@ -97,11 +99,11 @@ impl Encoder {
     pub(super) fn new(digest: Option<Arc<lz4::Digest>>) -> Result<Encoder> {
         let mut w64 = w64::Encoder::new(w64::Kernel::fastest())?;
         w64.encode(&super::warm_up_page(), &mut []);
-        Ok(Encoder { w64, lz4: lz4::Encoder::new(lz4::DEFAULT_ACCELERATION, digest)? })
+        Ok(Encoder { w64, lz4: lz4::Encoder::new(COMPRESSOR, digest)? })
     }
 
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        match self.w64.kernel().call(
+        match self.w64.kernel.call(
             #[inline(always)]
             || Choice::of(page),
         ) {

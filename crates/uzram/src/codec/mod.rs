@@ -10,24 +10,19 @@
 //! one page. The bytes carry no magic number, no length, no checksum and no dictionary id: the caller
 //! keeps their length, and damage that still decodes to a whole page, or the wrong dictionary, may go
 //! unnoticed here (the store can verify a checksum).
-//!
-//! The algorithms are an enum, not a trait object: a match costs nothing compared to a page.
 
 mod algorithm;
 mod deflate;
 mod dictionary;
 mod lz4;
-mod lz4hc;
 mod memory;
 #[cfg(test)]
 mod tests;
-mod train;
 mod w64;
 mod zstd;
 
 pub use algorithm::{Algorithm, Kind};
-pub use dictionary::{Dictionary, MAX_DICTIONARY_BYTES, MIN_DICTIONARY_BYTES};
-pub use train::{MIN_SAMPLE_FACTOR, train};
+pub use dictionary::{Dictionary, MAX_DICTIONARY_BYTES, MIN_DICTIONARY_BYTES, MIN_SAMPLE_FACTOR, train};
 
 use crate::base::error::Result;
 use crate::base::sync::Arc;
@@ -43,7 +38,6 @@ pub struct Encoder(EncoderState);
 
 enum EncoderState {
     Lz4(lz4::Encoder),
-    Lz4hc(lz4hc::Encoder),
     Zstd(zstd::Encoder),
     Deflate(deflate::Encoder),
     Memory(memory::Encoder),
@@ -53,9 +47,11 @@ impl Encoder {
     /// Creates an encoder, and allocates all of its memory. Fails with `NoMemory` when the system gives none.
     pub fn new(algorithm: &Algorithm) -> Result<Encoder> {
         let level = algorithm.level();
+        let by_lz4 =
+            |compressor| lz4::Encoder::new(compressor, algorithm.lz4_digest()).map(EncoderState::Lz4);
         Ok(Encoder(match algorithm.kind() {
-            Kind::Lz4 => EncoderState::Lz4(lz4::Encoder::new(level, algorithm.lz4_digest())?),
-            Kind::Lz4hc => EncoderState::Lz4hc(lz4hc::Encoder::new(level, algorithm.lz4_digest())?),
+            Kind::Lz4 => by_lz4(lz4::Compressor::Fast(level))?,
+            Kind::Lz4hc => by_lz4(lz4::Compressor::High(level))?,
             Kind::Zstd => EncoderState::Zstd(zstd::Encoder::new(level, algorithm.zstd_digest())?),
             Kind::Deflate => EncoderState::Deflate(deflate::Encoder::new(level)?),
             Kind::Memory => EncoderState::Memory(memory::Encoder::new(algorithm.lz4_digest())?),
@@ -70,7 +66,6 @@ impl Encoder {
     pub fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         match &mut self.0 {
             EncoderState::Lz4(encoder) => encoder.encode(page, out),
-            EncoderState::Lz4hc(encoder) => encoder.encode(page, out),
             EncoderState::Zstd(encoder) => encoder.encode(page, out),
             EncoderState::Deflate(encoder) => encoder.encode(page, out),
             EncoderState::Memory(encoder) => encoder.encode(page, out),
@@ -81,7 +76,6 @@ impl Encoder {
     pub fn state_bytes(&self) -> usize {
         match &self.0 {
             EncoderState::Lz4(encoder) => encoder.state_bytes(),
-            EncoderState::Lz4hc(encoder) => encoder.state_bytes(),
             EncoderState::Zstd(encoder) => encoder.state_bytes(),
             EncoderState::Deflate(encoder) => encoder.state_bytes(),
             EncoderState::Memory(encoder) => encoder.state_bytes(),

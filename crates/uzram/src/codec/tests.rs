@@ -14,10 +14,10 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::base::error::ErrorKind;
+use crate::base::mem::{Access, Mapping};
 use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
 
-/// Returns every algorithm at several levels, without and with dictionaries.
 fn algorithms() -> Vec<Algorithm> {
     let plain = "lz4 lz4:8 lz4hc:2 lz4hc:3 lz4hc zstd zstd:3 zstd:-5 zstd:19 deflate:1 deflate:4 deflate \
                  deflate:9 deflate:12 memory";
@@ -61,12 +61,7 @@ const ROOM_BYTES: usize = 2 * PAGE_SIZE;
 const SEED: u64 = 0x7a72_616d;
 
 /// Memory whose last byte lies just before an inaccessible page.
-struct Fenced {
-    start: *mut u8,
-}
-
-// SAFETY: it owns its mapping, which is no more tied to a thread than a Box is.
-unsafe impl Send for Fenced {}
+struct Fenced(Mapping);
 
 impl Fenced {
     /// A multiple of every Linux page size.
@@ -74,29 +69,16 @@ impl Fenced {
     const CANARY: u8 = 0xa5;
 
     fn new() -> Self {
-        // SAFETY: the mapping is new and anonymous; its second half is made inaccessible.
-        let start = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let start = libc::mmap(
-                std::ptr::null_mut(),
-                2 * Self::BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            );
-            assert_ne!(start, libc::MAP_FAILED);
-            assert_eq!(libc::mprotect(start.byte_add(Self::BYTES), Self::BYTES, libc::PROT_NONE), 0);
-            start.cast::<u8>()
-        };
-        let mut fenced = Fenced { start };
+        let mapping = Mapping::new(2 * Self::BYTES, Access::None).unwrap();
+        mapping.enable(0, Self::BYTES).unwrap();
+        let mut fenced = Fenced(mapping);
         fenced.whole().fill(Self::CANARY);
         fenced
     }
 
     fn whole(&mut self) -> &mut [u8] {
         // SAFETY: the accessible half of this mapping, borrowed as `self` is.
-        unsafe { std::slice::from_raw_parts_mut(self.start, Self::BYTES) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.base(), Self::BYTES) }
     }
 
     fn last(&mut self, len_bytes: usize) -> &mut [u8] {
@@ -114,13 +96,6 @@ impl Fenced {
 
     fn plant_canaries(&mut self, len_bytes: usize) {
         self.whole()[Self::BYTES - len_bytes - 256..Self::BYTES - len_bytes].fill(Self::CANARY);
-    }
-}
-
-impl Drop for Fenced {
-    fn drop(&mut self) {
-        // SAFETY: this owns the mapping, which nothing borrows any more.
-        unsafe { libc::munmap(self.start.cast(), 2 * Self::BYTES) };
     }
 }
 
@@ -148,7 +123,6 @@ impl Coder {
         algorithms().into_iter().map(|algorithm| Coder::new(&algorithm))
     }
 
-    /// Compresses a page into a buffer of `room_bytes`. Returns the bytes, if they fit.
     fn encode(&mut self, page: &Page, room_bytes: usize) -> Option<Vec<u8>> {
         *self.input.page() = *page;
         self.output.plant_canaries(room_bytes);
@@ -168,7 +142,6 @@ impl Coder {
         result.map(|()| *self.output.page())
     }
 
-    /// Damaged bytes decode to some page or are an error of kind `Corrupt`.
     fn decode_damaged(&mut self, bytes: &[u8]) -> Option<Page> {
         match self.decode(bytes) {
             Ok(page) => Some(page),
@@ -210,7 +183,6 @@ fn text_page(random: &mut Random) -> Page {
     text[..PAGE_SIZE].try_into().unwrap()
 }
 
-/// Returns a page of words as in a heap: pointers into one region, small integers, zeros, floats.
 fn heap_page(random: &mut Random) -> Page {
     let words = (0..PAGE_SIZE / 8).flat_map(|_| {
         let word = match random.below(4) {
@@ -280,12 +252,6 @@ fn pages_come_back_as_they_were() {
         for (what, page) in &pages {
             coder.assert_round_trip(what, page);
         }
-    }
-}
-
-#[test]
-fn seeded_text_and_heap_pages_come_back() {
-    for mut coder in Coder::all() {
         let random = &mut Random::new(SEED);
         for round in 0..100 {
             let text = coder.assert_round_trip(&format!("text {round}"), &text_page(random));
@@ -298,8 +264,7 @@ fn seeded_text_and_heap_pages_come_back() {
 #[test]
 fn output_room_of_every_size_is_kept_to() {
     for (algorithm, mut coder) in algorithms().into_iter().zip(Coder::all()) {
-        // What [`Encoder::encode`] promises: zstd and deflate fit with this much to spare, the others
-        // exactly.
+        // As [`Encoder::encode`] promises.
         let spare_bytes = if matches!(algorithm.kind(), Kind::Zstd | Kind::Deflate) { 16 } else { 0 };
         for (what, page) in coder.shapes() {
             let len_bytes = coder.encode(&page, ROOM_BYTES).unwrap().len();
@@ -333,7 +298,6 @@ fn coding_does_not_depend_on_the_pages_before() {
     }
 }
 
-/// Every truncation, bytes that follow, and flipped bits.
 #[test]
 fn damaged_bytes_are_an_error_or_a_page() {
     const FLIPS_A_PAGE: usize = 2_000;

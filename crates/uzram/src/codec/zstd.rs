@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::ptr;
 
 use zstd_safe::zstd_sys::ZSTD_ErrorCode;
-use zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict, DParameter, ErrorCode, FrameFormat};
+use zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict, DParameter, ErrorCode, FrameFormat, get_error_name};
 
 use super::Dictionary;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -90,7 +90,11 @@ impl Encoder {
             Ok(len_bytes) => Some(len_bytes),
             Err(code) => {
                 // No page causes any other error. If one occurs, the page is just not compressed.
-                debug_assert!(is(code, ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall), "{}", name(code));
+                debug_assert!(
+                    is(code, ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall),
+                    "{}",
+                    get_error_name(code)
+                );
                 None
             }
         }
@@ -145,11 +149,10 @@ fn no_memory() -> Error {
 }
 
 fn unsupported(code: ErrorCode) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("this build of zstd cannot code pages: {}", name(code)))
-}
-
-fn name(code: ErrorCode) -> &'static str {
-    zstd_safe::get_error_name(code)
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("this build of zstd cannot code pages: {}", get_error_name(code)),
+    )
 }
 
 /// Returns whether zstd's return value `code` is `error`: zstd returns the error's number, negated.

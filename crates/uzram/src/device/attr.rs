@@ -3,6 +3,7 @@
 //! Names, formats and life cycle are the kernel's where the kernel has the attribute; attributes of uzram's
 //! own are marked so. Some that are write-only in the kernel can also be read here.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -88,9 +89,7 @@ impl Attribute {
     }
 
     pub(super) fn get(&self, device: &Device) -> Result<Reading> {
-        let denied =
-            || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be written", self.name));
-        self.get.map(|get| get(device)).ok_or_else(denied)
+        self.get.map(|get| get(device)).ok_or_else(|| self.can_only_be("written"))
     }
 
     /// Returns whether setting the attribute starts a task over all pages, which may take long and can be
@@ -99,9 +98,8 @@ impl Attribute {
         self.set.is_some_and(|set| set.is_task)
     }
 
-    /// Checks the text of a value, but not whether a device accepts it now.
-    /// Fails as [`Device::set`]: `Permission` for a read-only attribute, `Invalid` for a value that no device
-    /// accepts.
+    /// Checks the text of a value, but not whether a device accepts it now. Fails as [`Device::set`]:
+    /// `Permission` for a read-only attribute, `Invalid` for a value that no device accepts.
     pub fn check(&self, value: &str) -> Result<()> {
         (self.setter()?.check)(value.trim())
     }
@@ -111,15 +109,17 @@ impl Attribute {
     }
 
     fn setter(&self) -> Result<Set> {
-        let read_only =
-            || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be read", self.name));
-        self.set.ok_or_else(read_only)
+        self.set.ok_or_else(|| self.can_only_be("read"))
+    }
+
+    fn can_only_be(&self, done: &str) -> Error {
+        Error::new(ErrorKind::Permission, format!("attribute '{}' can only be {done}", self.name))
     }
 }
 
 pub(super) fn parse_disksize(value: &str) -> Result<u64> {
     match parse_size(value)? {
-        0 => Err(Error::invalid("disksize must be greater than 0").with_setting("disksize")),
+        0 => refused("disksize", "disksize must be greater than 0"),
         bytes => Ok(bytes),
     }
 }
@@ -210,6 +210,10 @@ fn progress(device: &Device) -> Reading {
     }
 }
 
+fn refused<T>(setting: &'static str, what: impl Into<Cow<'static, str>>) -> Result<T> {
+    Err(Error::invalid(what).with_setting(setting))
+}
+
 fn words(value: &str) -> impl Iterator<Item = (&str, &str)> {
     value.split_whitespace().map(|word| word.split_once('=').unwrap_or((word, "")))
 }
@@ -223,13 +227,11 @@ fn put<T>(name: &str, device: &Device, value: T, put: impl FnOnce(&mut Params, T
 }
 
 /// Changes a setting that can be changed at any time: in the store, if there is one, and in the parameters.
-fn live(
-    device: &Device,
-    change: impl FnOnce(&Store) -> Result<()>,
-    put: impl FnOnce(&mut StoreBuilder),
-) -> Result<()> {
+fn live(device: &Device, change: impl FnOnce(&Store), put: impl FnOnce(&mut StoreBuilder)) -> Result<()> {
     let mut state = device.state.lock();
-    state.store.as_deref().map_or(Ok(()), change)?;
+    if let Some(store) = &state.store {
+        change(store);
+    }
     put(&mut state.params.store);
     Ok(())
 }

@@ -114,7 +114,6 @@ fn opener() -> Result<&'static dyn Opener> {
     })
 }
 
-/// Fails if the program cannot encrypt what goes to files.
 pub(super) fn check_encrypts() -> Result<()> {
     opener().map(drop).map_err(|error| {
         let what = "this program was built without encryption (the feature 'remote')";

@@ -1,7 +1,6 @@
 //! Building a device with its parameters in one expression. Each parameter is checked like its attribute.
 
 use std::fmt::Display;
-use std::time::Duration;
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
@@ -55,25 +54,10 @@ impl DeviceBuilder {
         self.attribute("mem_limit", bytes)
     }
 
-    /// Sets how much free memory is kept ready, so that no write waits for memory from the system.
-    pub fn reserve_bytes(self, bytes: u64) -> Self {
-        self.attribute("reserve", bytes)
-    }
-
-    /// Sets whether each page has a checksum that every read verifies.
-    pub fn checksum(self, on: bool) -> Self {
-        self.attribute("checksum", u8::from(on))
-    }
-
     /// Sets the backing device that cold pages are written back to.
     pub fn backing(mut self, backing: NamedBacking) -> Self {
         self.backing = Some(backing);
         self
-    }
-
-    /// Sets the age, in whole seconds, at which unused pages are recompressed.
-    pub fn recompress_after(self, age: Duration) -> Self {
-        self.attribute("recompress_after", age.as_secs())
     }
 
     /// Sets any other attribute that can be set before initialisation: see [`Device::attributes`].
@@ -133,10 +117,10 @@ mod tests {
             .algorithm(Algorithm::new(Kind::Zstd, Some(3), None).unwrap())
             .recompress_with(Kind::Deflate)
             .mem_limit_bytes(8 << 20)
-            .checksum(true)
+            .attribute("checksum", 1)
             .attribute("policy_high", 60)
             .attribute("policy_low", 40)
-            .recompress_after(Duration::from_secs(90))
+            .attribute("recompress_after", 90)
             .attribute("lru_enable", 0)
             .attribute("compact_threshold", 30)
             .build((16 << 20) - 1)

@@ -40,7 +40,6 @@ pub struct Extent {
     pub state: PageState,
 }
 
-/// The part of a byte range that lies in one page.
 struct Piece {
     page: PageNo,
     /// Its offset in the page.
@@ -48,7 +47,6 @@ struct Piece {
     len: usize,
 }
 
-/// Returns the pieces of a byte range, first page first.
 fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     let end = offset + len;
     let mut at = offset;
@@ -99,6 +97,7 @@ impl OpenDevice {
     }
 
     /// Returns the size of the disk.
+    #[inline]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
@@ -122,8 +121,6 @@ impl OpenDevice {
         self.fill(offset, buf, wait, true)
     }
 
-    /// Reads into `buf` until a read would have to wait or, with `stops_at_zeros`, before a page after the
-    /// first that is known to be zeros.
     #[inline]
     fn fill(&self, offset: u64, buf: &mut [u8], wait: Wait, stops_at_zeros: bool) -> Result<usize> {
         self.check(offset, buf.len() as u64, false)?;

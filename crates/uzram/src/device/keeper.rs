@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::pages_to_bytes;
-use crate::store::{AttachProgress, Attached, KeptMemory, Store, StoreBuilder};
+use crate::store::{AttachProgress, Attached, KeptMemory, Store, StoreBuilder, check_machine};
 
 use super::{Device, HowToOpen, NamedBacking, Params, State};
 
@@ -40,9 +40,8 @@ impl Device {
     }
 
     /// Checks, before the device is initialised, that its store can outlive the process. All attributes
-    /// survive but for `backing_force`.
-    /// Fails with `Unsupported` on a machine that can't publish 16 bytes at once, or with a backing device
-    /// that is no file and no block device.
+    /// survive but for `backing_force`. Fails with `Unsupported` on a machine that can't publish 16 bytes at
+    /// once, or with a backing device that is no file and no block device.
     pub fn can_survive(&self) -> Result<()> {
         self.state.lock().can_survive()
     }
@@ -69,22 +68,21 @@ impl Device {
         Device::check_name(name)?;
         let of_backing = backing.as_ref().map(|backing| Arc::clone(backing.backing()));
         // SAFETY: the caller's promise.
-        let restored = unsafe { Store::restore(memory.into(), of_backing, progress) }?;
-        let StoreBuilder { name: had_name, pages, backing: options, .. } = &restored.builder;
-        if had_name != name {
-            let what = format!("the memory is that of device '{had_name}', not of '{name}'");
+        let (store, attached, builder) = unsafe { Store::restore(memory.into(), of_backing, progress) }?;
+        if builder.name != name {
+            let what = format!("the memory is that of device '{}', not of '{name}'", builder.name);
             return Err(Error::invalid(what));
         }
-        let disksize_bytes = pages_to_bytes(*pages);
+        let disksize_bytes = pages_to_bytes(builder.pages);
         let (copies, encrypted) =
             backing.as_ref().map_or((1, false), |backing| (backing.copies(), backing.is_encrypted()));
         let how_to_open = HowToOpen { copies, encrypted, ..HowToOpen::default() };
         let mut params = Params { backing, how_to_open, ..Params::default() };
-        if let Some(options) = options {
+        if let Some(options) = &builder.backing {
             (params.writeback_layout, params.compressed_writeback) = (options.layout, options.compressed);
         }
-        params.store = StoreBuilder { backing: None, ..restored.builder };
-        let store = Arc::new(restored.store);
+        params.store = StoreBuilder { backing: None, ..builder };
+        let store = Arc::new(store);
         let policy = params.start_policy(name, &store)?;
         let state = State {
             params,
@@ -94,13 +92,13 @@ impl Device {
             disksize_bytes,
             ..State::default()
         };
-        Ok((Arc::new(Device::with(name, state)), restored.attached))
+        Ok((Arc::new(Device::with(name, state)), attached))
     }
 }
 
 impl State {
     pub(super) fn can_survive(&self) -> Result<()> {
-        self.params.store.can_survive()?;
+        check_machine()?;
         match &self.params.backing {
             Some(backing) if backing.parts().is_none() => {
                 let name = backing.name();

@@ -1,10 +1,12 @@
-//! Tests of who keeps what, and when. `tests/it/keeper.rs` kills the process that has the device.
+//! Who keeps what, and when; and what an attached device has. `tests/it/crash.rs` kills processes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use super::tests::{dictionary, set};
 use super::*;
 use crate::backing::{Engine, FaultyBacking, FileBacking, FileOptions};
 use crate::base::units::PAGE_SIZE;
+use crate::store::tests::noise;
 
 /// Duplicates of what it was given, and the name of what it was called for last.
 #[derive(Default)]
@@ -79,7 +81,10 @@ fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<Arc<Device>> {
     };
     // SAFETY: the device that had the memory was dropped.
     let attached = unsafe { Device::attach(name, memory, backing, Arc::<Shelf>::clone(keeper), |_| ()) };
-    attached.map(|(device, _)| device)
+    attached.map(|(device, attached)| {
+        assert_eq!(attached.pages_lost, 0);
+        device
+    })
 }
 
 #[test]
@@ -134,15 +139,10 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("backing").to_str().expect("a path").to_owned();
     let first = device(&keeper);
-    for (name, value) in [
-        ("backing_dev", format!("{path}:4M")),
-        ("writeback_limit", "100".into()),
-        ("writeback_limit_enable", "1".into()),
-        ("writeback_budget", "1M".into()),
-        ("disksize", "1M".into()),
-    ] {
-        first.set(name, &value).expect(name);
-    }
+    let settings = [("writeback_limit", "100"), ("writeback_limit_enable", "1"), ("writeback_budget", "1M")];
+    first.set("backing_dev", &format!("{path}:4M")).expect("room");
+    set(&first, &settings);
+    first.set("disksize", "1M").expect("memory");
     // The engine keeps its length, whatever is appended.
     std::fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(9 << 20)).expect("ours");
     first.open().expect("initialised").write(0, &[1, 2, 3].repeat(PAGE_SIZE)).expect("memory");
@@ -194,4 +194,97 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     assert_eq!(refused(other(), len_bytes), (ErrorKind::Busy, Some("backing_dev")));
     drop(lock);
     assert_eq!(resume(fd, len_bytes), Ok(()));
+    third.set("disksize", "1M").expect("it is kept as any other");
+    assert_eq!(keeper.calls(), ["keep"]);
+}
+
+/// Statistics, which start anew or depend on it.
+const STATISTICS: &str =
+    "backing bd_stat classes io_stat lru mem_charged mem_chunks mem_fixed mem_used_max mm_stat policy";
+
+fn attributes(device: &Device) -> Vec<(&'static str, String)> {
+    let rows = Device::attributes().iter().filter(|row| STATISTICS.split(' ').all(|name| name != row.name));
+    rows.filter_map(|row| Some((row.name, device.get(row.name).ok()?))).collect()
+}
+
+#[test]
+fn an_attached_device_has_all_its_attributes_and_contents() {
+    const PAGES: u64 = 600;
+    let (keeper, dictionary) = (Shelf::new(), dictionary());
+    let directory = tempfile::tempdir().expect("a directory");
+    let first = device(&keeper);
+    #[cfg(feature = "designs")]
+    set(
+        &first,
+        &[
+            ("writeback_layout", "blocks"),
+            ("compressed_writeback", "0"),
+            ("chain_size", "8"),
+            ("pool_design", "class-indexed"),
+            ("lru_design", "single-lock"),
+            ("streams", "2"),
+            ("lru_pagevec", "3"),
+            ("run_cache_batch", "16"),
+        ],
+    );
+    set(
+        &first,
+        &[
+            ("comp_algorithm", &format!("zstd:2,dict={}", dictionary.path().display())),
+            ("recomp_algorithm", "algo=deflate:7 priority=1"),
+            ("recomp_algorithm", "algo=zstd priority=3"),
+            ("backing_dev", &format!("{}:8M", directory.path().join("backing").display())),
+            ("writeback_limit", "5000"),
+            ("writeback_limit_enable", "1"),
+            ("writeback_batch_size", "9"),
+            ("mem_limit", "64M"),
+            ("reserve", "4M"),
+            ("checksum", "1"),
+            ("reclaim", "zspages"),
+            ("policy_high", "70"),
+            ("policy_low", "60"),
+            ("writeback_budget", "64M/day"),
+            ("disksize", &(PAGES * PAGE_SIZE as u64).to_string()),
+            // At any time.
+            ("mem_limit", "80M"),
+            ("writeback_batch_size", "7"),
+            ("policy_low", "50"),
+            ("recompress_after", "9h"),
+            ("writeback_after", "8h"),
+            ("compact_threshold", "33"),
+            ("compact_rate", "9M"),
+        ],
+    );
+    let contents = |page: u64| noise(page as usize % 4 * 1300, page);
+    let disk = first.open().expect("initialised");
+    for page in 0..PAGES {
+        // The reserve is filled in the background.
+        while disk.write(page * PAGE_SIZE as u64, &contents(page)).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    set(
+        &first,
+        &[("recompress", "priority=1 max_pages=50"), ("idle", "all"), ("writeback", "page_indexes=100-199")],
+    );
+    // Same-filled pages stay.
+    let left: u64 = first.get("writeback_limit").expect("readable").parse().expect("a number");
+    assert!((4925..5000).contains(&left), "{left}");
+    set(&first, &[("writeback_limit_enable", "0"), ("writeback_limit_enable", "1")]);
+    let (had, had_bytes) = (attributes(&first), first.counts().orig_data_bytes);
+    drop((disk, first));
+    let second = attach("zram7", &keeper).expect("attached");
+    assert_eq!((attributes(&second), second.counts().orig_data_bytes), (had.clone(), had_bytes));
+    assert!(had.len() > 25, "{had:?}");
+    let disk = second.open().expect("initialised");
+    for page in 0..PAGES {
+        let mut read = [0; PAGE_SIZE];
+        disk.read(page * PAGE_SIZE as u64, &mut read).expect("sound");
+        assert!(read == contents(page), "page {page}");
+    }
+    // The device goes on as any other.
+    second.set("writeback", "page_indexes=200-249").expect("room");
+    if cfg!(feature = "designs") {
+        assert_eq!(second.get("writeback_limit").as_deref(), Ok("4888"));
+    }
 }

@@ -46,7 +46,6 @@ use crate::zsmalloc::ClassStat;
 
 /// How long `reset` waits for interrupted tasks to end; one that waits for a backing device may take longer.
 const TASKS_END_WITHIN: Duration = Duration::from_secs(5);
-/// The interval at which `reset` checks for that.
 const TASKS_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A zram device.
@@ -250,9 +249,8 @@ impl Params {
 }
 
 impl Device {
-    /// Creates an uninitialised device.
-    /// Fails with `Invalid` unless the name is 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a
-    /// dot: it becomes an export's name and part of paths.
+    /// Creates an uninitialised device. Fails with `Invalid` unless the name is 1 to 64 letters, digits, `-`,
+    /// `_` and `.`, not starting with a dot: it becomes an export's name and part of paths.
     pub fn new(name: &str) -> Result<Arc<Device>> {
         Device::check_name(name)?;
         Ok(Arc::new(Device::with(name, State::default())))
@@ -499,7 +497,6 @@ impl Device {
 }
 
 impl State {
-    /// Fails if the device is initialised: the attribute must be set before.
     fn uninitialised(&self, attribute: &str) -> Result<()> {
         match self.store {
             None => Ok(()),

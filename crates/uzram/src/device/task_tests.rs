@@ -127,7 +127,6 @@ fn what_is_done_to_an_open_device_goes_on_when_another_task_ends() {
     device.set("reset", "1").expect("nobody uses it");
 }
 
-/// A task is interruptible even while it only scans pages that need no work.
 #[test]
 fn looking_at_pages_ends_when_it_is_no_longer_wanted() {
     const PAGES: u64 = 10_000;

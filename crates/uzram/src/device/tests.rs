@@ -14,7 +14,7 @@ pub(super) fn device(settings: &[(&str, &str)]) -> Arc<Device> {
     device
 }
 
-fn set(device: &Device, settings: &[(&str, &str)]) {
+pub(super) fn set(device: &Device, settings: &[(&str, &str)]) {
     settings.iter().for_each(|(name, value)| device.set(name, value).expect(name));
 }
 
@@ -23,14 +23,12 @@ fn refusal<T>(result: Result<T>) -> (ErrorKind, Option<&'static str>) {
     (error.kind(), error.setting())
 }
 
-/// Checks that a value is refused, with words that have `hint` among them.
 fn refused(device: &Device, name: &str, value: &str, kind: ErrorKind, hint: &str) {
     let error = device.set(name, value).expect_err(value);
     assert_eq!(error.kind(), kind, "{name}={value}: {error}");
     assert!(error.to_string().contains(hint), "{name}={value}: {error}");
 }
 
-/// Compares extents, zeros and reads that stop at zeros with a model of each page's state.
 #[test]
 fn extents_agree_with_a_naive_model() {
     const PAGES: usize = 24;
@@ -95,7 +93,6 @@ fn extents_agree_with_a_naive_model() {
     }
 }
 
-/// Under concurrent writes, each page is reported in a state that it had.
 #[test]
 fn extents_under_writers_are_states_that_pages_had() {
     const PAGES: u64 = 16;
@@ -169,14 +166,19 @@ fn the_life_cycle_is_the_kernels() {
     }
 }
 
-#[test]
-fn algorithm_params_are_the_kernels() {
+pub(super) fn dictionary() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let mut random = Random::new(1);
     let lines = (0..).map(|_| format!("what every page begins with, and then {}\n", random.below(1000)));
     let text: Vec<u8> = lines.flat_map(String::into_bytes).take(64 * PAGE_SIZE).collect();
     let (samples, _) = text.as_chunks::<PAGE_SIZE>();
     std::fs::write(&file, crate::codec::train(samples, 4096).expect("enough pages")).expect("room");
+    file
+}
+
+#[test]
+fn algorithm_params_are_the_kernels() {
+    let file = dictionary();
     let path = file.path().display();
     let device = device(&[("comp_algorithm", "zstd")]);
     let shown = |device: &Device| {
@@ -363,7 +365,6 @@ fn streams_cost_what_there_are_of_them() {
     assert_eq!(device.get("streams"), Ok("percpu".into()), "a reset forgets it");
 }
 
-/// The LRU's lists hold exactly the pages that take memory, whatever is done to the disk.
 #[test]
 fn the_lru_has_the_pages_that_take_memory() {
     for settings in [
@@ -590,7 +591,6 @@ fn a_reserve_is_whole_chunks_and_set_before_the_size() {
 
 /// With a reserve, writes at the limit fail rather than wait, and start reclaim for later writes.
 #[test]
-#[cfg(not(loom))]
 fn pages_leave_at_the_limit_with_a_reserve() {
     const PAGES: u64 = 6 << 10;
     let directory = tempfile::tempdir().expect("a directory");
@@ -614,7 +614,6 @@ fn pages_leave_at_the_limit_with_a_reserve() {
     }
 }
 
-/// Discarding, zeroing and querying unwritten space of the largest disk is fast and takes no memory.
 #[test]
 fn a_disk_that_was_never_written_is_discarded_at_once() {
     const LEN: u64 = 16 << 40;

@@ -19,12 +19,10 @@ any_design! {
     fn put_back(&self, pages: &[u32]);
     fn leave(&self, page: u32) -> bool;
     fn refault(&self, page: u32) -> bool;
-    #[cfg(not(loom))]
     fn adopt(&self, pages: impl Iterator<Item = u32>);
     fn set_pagevec_pages(&self, pages: usize) -> Result<()>;
     fn stats(&self) -> LruStats;
     fn populate(&self) -> Result<()>;
     fn max_bytes(&self) -> usize;
-    #[cfg(not(loom))]
     fn resident_bytes(&self) -> usize;
 }

@@ -28,9 +28,8 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
 use super::LruConfig;
 use super::counts::LruGuard;
-use super::design::{Claimed, Lists, LockedLists, LruLocks};
+use super::design::{Claimed, Lists, LockedLists, LruLocks, Pagevec};
 use super::node::{DEAD, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
-use super::pagevec::Pagevec;
 
 /// Parameters of [`Batched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +64,8 @@ pub struct Batched {
     batching: Batching,
 }
 
-#[derive(Debug, Default)]
-struct Fronts {
-    open: [Open; 2],
-}
+/// The open batches of the lists.
+type Fronts = [Open; LISTS.len()];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Open {
@@ -160,13 +157,13 @@ impl Batched {
     fn unlink(lists: &Lists, fronts: Option<&mut Fronts>, page: u32, state: State) {
         if let Some(fronts) = fronts.filter(|_| state.has(SENTINEL)) {
             if state.has(OPEN) {
-                fronts.open[on(state)].pages -= 1;
+                fronts[on(state)].pages -= 1;
             }
             // A neighbour that was no sentinel is of the same batch.
             lists.nodes.set(lists.nodes.prev(page), SENTINEL);
             lists.nodes.set(lists.nodes.next(page), SENTINEL);
         }
-        lists.unlink(page);
+        lists.nodes.unlink(page);
     }
 
     /// Links [claimed](LruLocks::claim) pages to a chain of batches, the last page in front.
@@ -190,7 +187,7 @@ impl Batched {
 
     /// Puts a page that is in no list into the open batch of a list.
     fn push(&self, lists: &Lists, fronts: &mut Fronts, list: List, page: u32) {
-        let open = &mut fronts.open[list as usize];
+        let open = &mut fronts[list as usize];
         if open.pages == 0 {
             open.tag = self.fresh_tag();
         }
@@ -206,7 +203,7 @@ impl Batched {
     /// Completes the open batch of a list, if there is one.
     fn close(&self, lists: &Lists, fronts: &mut Fronts, list: List) {
         let nodes = &lists.nodes;
-        let pages = std::mem::take(&mut fronts.open[list as usize].pages);
+        let pages = std::mem::take(&mut fronts[list as usize].pages);
         let mut page = nodes.next(nodes.head(list));
         for at in 0..pages {
             // Look the next page up first: a page that is no sentinel may be removed at once.
@@ -344,18 +341,9 @@ impl LruLocks for Batched {
     }
 
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec {
-        let mut dead = Pagevec::EMPTY;
         if !self.batching.splice {
             let mut fronts = self.lock_lru(lists);
-            for (list, pages) in LISTS.into_iter().zip(pages) {
-                for page in pages {
-                    self.push(lists, &mut fronts, list, *page);
-                    if lists.linked(*page, list) {
-                        dead.push(*page);
-                    }
-                }
-            }
-            return dead;
+            return lists.link_each(pages, |list, page| self.push(lists, &mut fronts, list, page));
         }
         pages.iter().for_each(|pages| self.chain(lists, pages));
         let mut fronts = self.lock_lru(lists);
@@ -363,10 +351,7 @@ impl LruLocks for Batched {
         self.splice(lists, &mut fronts, List::Active, pages[1]);
         drop(fronts);
         // Until this no other thread removes the pages.
-        for (list, pages) in LISTS.into_iter().zip(pages) {
-            pages.iter().filter(|page| lists.linked(**page, list)).for_each(|page| dead.push(*page));
-        }
-        dead
+        lists.link_each(pages, |_, _| ())
     }
 
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec {
@@ -404,7 +389,6 @@ impl LruLocks for Batched {
         revived
     }
 
-    #[cfg(not(loom))]
     fn batch_bits(&self, nth: usize, is_last: bool) -> u32 {
         let max_pages = self.batching.max_pages as usize;
         let (batch, at) = (nth / max_pages, nth % max_pages);

@@ -56,7 +56,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Makes counters of 0. `times_holds` says whether to measure how long `lru_lock` is held.
     pub(super) fn new(times_holds: bool) -> Self {
         Counts { shares: PerCpu::new(|_| Share::default()), times_holds }
     }
@@ -66,7 +65,6 @@ impl Counts {
         self.shares.local()
     }
 
-    /// Counts pages that were removed from each list because their contents were gone.
     #[inline]
     pub(super) fn removed(&self, pages: [usize; LISTS.len()]) {
         for (list, pages) in LISTS.into_iter().zip(pages).filter(|(_, pages)| *pages > 0) {
@@ -75,7 +73,6 @@ impl Counts {
         }
     }
 
-    /// Counts a page that moved from the inactive to the active list.
     pub(super) fn activated(&self) {
         self.left(List::Inactive, 1);
         self.came(List::Active, 1);
@@ -102,7 +99,6 @@ impl Counts {
         Self::len_in(self.local(), list).sub(pages as u64);
     }
 
-    /// Returns the number of pages in a list, an estimate while other threads change it.
     pub(super) fn len(&self, list: List) -> u64 {
         at_least_zero(self.total(|share| Self::len_in(share, list)))
     }

@@ -1,9 +1,8 @@
-//! The lock designs' interface, and the steps that they share.
+//! The lock designs' interface, the steps that they share, and pagevecs: small arrays of pages.
 
 use super::LruConfig;
 use super::counts::Counts;
-use super::node::{DEAD, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
-use super::pagevec::Pagevec;
+use super::node::{DEAD, LISTS, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
 
 /// The lists and counts, which all designs share.
 pub struct Lists {
@@ -40,7 +39,6 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
 
     /// Returns the bits of a page's state for its place in a list that is linked from its cold end on, whose
     /// nth page it is, from 0 on.
-    #[cfg(not(loom))]
     fn batch_bits(&self, _nth: usize, _is_last: bool) -> u32 {
         0
     }
@@ -91,6 +89,21 @@ impl Lists {
         self.nodes.change(page, on).is_some_and(|state| state.has(DEAD))
     }
 
+    /// Puts pages into their lists by `put`, and sets their places; returns those that were marked dead
+    /// meanwhile.
+    pub(super) fn link_each(&self, pages: [&[u32]; 2], mut put: impl FnMut(List, u32)) -> Pagevec {
+        let mut dead = Pagevec::EMPTY;
+        for (list, pages) in LISTS.into_iter().zip(pages) {
+            for page in pages {
+                put(list, *page);
+                if self.linked(*page, list) {
+                    dead.push(*page);
+                }
+            }
+        }
+        dead
+    }
+
     /// Sets the place of a dead page that was unlinked to [`Place::Out`], or to [`Place::Pending`] if it got
     /// contents again; returns whether it did.
     pub(super) fn unlinked_dead(&self, page: u32) -> bool {
@@ -99,10 +112,6 @@ impl Lists {
             Some(State::only(if dead { Place::Out } else { Place::Pending }))
         };
         self.nodes.change(page, out).is_some_and(|state| !state.has(DEAD))
-    }
-
-    pub(super) fn unlink(&self, page: u32) {
-        self.nodes.link(self.nodes.prev(page), self.nodes.next(page));
     }
 
     /// Returns the last page of a locked list, unless that is empty or another thread is still adding the
@@ -121,5 +130,40 @@ impl Lists {
             promoted.then(|| state.at(Place::Linking).without(OPEN | SENTINEL))
         };
         self.nodes.change(page, claim).is_some()
+    }
+}
+
+/// The most pages of a pagevec.
+pub const MAX_PAGEVEC_PAGES: usize = 128;
+
+/// Pages that are waiting to be put into the lists.
+#[derive(Clone, Copy)]
+pub struct Pagevec {
+    pages: [u32; MAX_PAGEVEC_PAGES],
+    len: usize,
+}
+
+impl Pagevec {
+    pub(super) const EMPTY: Pagevec = Pagevec { pages: [0; MAX_PAGEVEC_PAGES], len: 0 };
+
+    #[inline]
+    pub(super) fn push(&mut self, page: u32) {
+        self.pages[self.len] = page;
+        self.len += 1;
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn pages_mut(&mut self) -> &mut [u32] {
+        &mut self.pages[..self.len]
+    }
+
+    /// Returns the pages in the order in which they were added.
+    #[inline]
+    pub(super) fn pages(&self) -> &[u32] {
+        &self.pages[..self.len]
     }
 }

@@ -9,7 +9,6 @@ const PAGES: u32 = 6;
 
 const SMALL: Batching = Batching { locks: 2, max_pages: 3, two_passes: false, splice: true };
 
-/// Runs a model for each design and several batching parameters.
 macro_rules! for_every_design {
     ($($model:ident),* $(,)?) => {
         $(mod $model {
@@ -65,7 +64,6 @@ impl<D: LruLocks> Model<D> {
         Arc::new(Model(lru))
     }
 
-    /// Checks that the lists have exactly these pages, in any order.
     fn end(&self, inactive: &[u32], active: &[u32]) {
         self.0.drain_all();
         for (list, wanted) in [(List::Inactive, inactive), (List::Active, active)] {
@@ -107,7 +105,6 @@ fn remove_some<D: LruLocks>(lru: &Lru<D>, pages: &[u32]) {
     lru.remove_dead(&mut dead);
 }
 
-/// Isolates up to `most` of the coldest pages.
 fn isolated<D: LruLocks>(lru: &Lru<D>, most: usize) -> Vec<u32> {
     let mut out = Vec::new();
     lru.isolate(most, &mut out);
@@ -140,7 +137,6 @@ fn loom_lru_removal_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     run(make, one, |lru| remove_some(lru, &[1, 2]), |model| model.end(&[0, 4], &[]));
 }
 
-/// Removals leave the page that was last in a batch at the front of the list while a page is added.
 fn loom_lru_front_is_removed_while_pages_come<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let one = |lru: &Lru<D>| {
@@ -183,7 +179,6 @@ fn loom_lru_edge_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
     removed_from_two_batches::<D>(batching, 0, [0, 4, 5], &[1, 2, 5]);
 }
 
-/// Edges of two batches are removed together while a middle page of each is removed.
 fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
     let edges = |lru: &Lru<D>| remove_some(lru, &[0, 3]);
@@ -194,7 +189,6 @@ fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     run(make, edges, within, |model| model.end(&[2, 5], &[]));
 }
 
-/// A page that is removed is not isolated, or is isolated first and gone afterwards.
 fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
@@ -205,7 +199,6 @@ fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
     run(make, scan, |lru| lru.remove(0), |model| model.end(&[1, 2], &[]));
 }
 
-/// The neighbour of an isolated page is removed.
 fn loom_lru_scan_meets_removal_in_a_batch<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
@@ -231,7 +224,6 @@ fn loom_lru_scan_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     });
 }
 
-/// A page is removed while it is in a pagevec or being put into a list.
 fn loom_lru_pagevec_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 1);
@@ -243,7 +235,6 @@ fn loom_lru_pagevec_meets_removal<D: LruLocks>(batching: Batching) {
     run(make, |lru| lru.drain_all(), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
 }
 
-/// A dead page that gets contents again is not lost, whenever it gets them.
 fn loom_lru_doomed_page_comes_back<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
@@ -278,7 +269,6 @@ fn loom_lru_evicted_page_comes_anew<D: LruLocks>(batching: Batching) {
     run(make, |lru| lru.evicted(0), anew, |model| model.end(&[0, 1], &[]));
 }
 
-/// No page is isolated by two threads.
 fn loom_lru_scans_meet<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 2);
     let scan = |lru: &Lru<D>| {

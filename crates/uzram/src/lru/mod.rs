@@ -21,8 +21,7 @@ mod counts;
 mod design;
 #[cfg(all(test, loom))]
 mod loom_tests;
-mod node;
-mod pagevec;
+pub(crate) mod node;
 #[cfg(feature = "designs")]
 mod single_lock;
 #[cfg(all(test, not(loom)))]
@@ -34,9 +33,8 @@ pub(crate) use any::AnyLru;
 pub use any::LruDesign;
 pub use batched::{Batched, Batching};
 pub use counts::LruStats;
-pub use design::{Claimed, Lists, LockedLists, LruLocks};
+pub use design::{Claimed, Lists, LockedLists, LruLocks, MAX_PAGEVEC_PAGES, Pagevec};
 pub use node::{List, NODE_BYTES};
-pub use pagevec::MAX_PAGEVEC_PAGES;
 #[cfg(feature = "designs")]
 pub use single_lock::SingleLock;
 
@@ -46,7 +44,6 @@ use crate::base::sync::{Counter, Mutex, classes};
 
 use counts::Counts;
 use node::{DEAD, LISTS, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
-use pagevec::Pagevec;
 
 /// The most pages of an LRU: two numbers are the lists' heads.
 pub const MAX_PAGES: u64 = (1 << u32::BITS) - 2;
@@ -157,8 +154,7 @@ impl<D: LruLocks> Lru<D> {
         false
     }
 
-    /// Returns whether the page's refault distance, as in the kernel, is at most the length of the active
-    /// list.
+    /// Returns whether the page's refault distance is at most the length of the active list.
     fn left_recently(&self, evicted: State) -> bool {
         u64::from(evicted.distance_to(self.age())) <= self.len(List::Active)
     }
@@ -335,7 +331,6 @@ impl<D: LruLocks> Lru<D> {
 
     /// Adds pages that another process wrote, coldest first, each once. The LRU is empty, and no other thread
     /// uses it yet: so the pages are linked in one pass, without locks.
-    #[cfg(not(loom))]
     pub fn adopt(&self, pages: impl Iterator<Item = u32>) {
         let Lists { nodes, counts } = &self.lists;
         debug_assert!(self.is_empty());
@@ -382,7 +377,6 @@ impl<D: LruLocks> Lru<D> {
     }
 
     /// Returns the resident bytes of the nodes.
-    #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
         self.lists.nodes.table.resident_bytes()
     }

@@ -23,10 +23,10 @@ pub enum List {
     Active,
 }
 
-pub(super) const LISTS: [List; 2] = [List::Inactive, List::Active];
+pub(crate) const LISTS: [List; 2] = [List::Inactive, List::Active];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Out,
     /// In a CPU's pagevec, to be put into a list.
     Pending,
@@ -41,25 +41,25 @@ pub(super) enum Place {
 }
 
 /// The node is the first or last of a batch: its neighbours may be of other batches.
-pub(super) const SENTINEL: u32 = 1 << 3;
+pub(crate) const SENTINEL: u32 = 1 << 3;
 /// The node is in the open batch at the front of a list, which is not complete yet and has only sentinels.
-pub(super) const OPEN: u32 = 1 << 4;
+pub(crate) const OPEN: u32 = 1 << 4;
 /// The page was used since it came to its place.
-pub(super) const REFERENCED: u32 = 1 << 5;
+pub(crate) const REFERENCED: u32 = 1 << 5;
 /// The page's contents are gone, and the node must be removed.
-pub(super) const DEAD: u32 = 1 << 6;
+pub(crate) const DEAD: u32 = 1 << 6;
 /// The page must be put into the active list.
-pub(super) const PROMOTED: u32 = 1 << 7;
+pub(crate) const PROMOTED: u32 = 1 << 7;
 const PLACE_MASK: u32 = 7;
 const TAG_SHIFT: u32 = 8;
 const TAG_MASK: u32 = 0xff << TAG_SHIFT;
 const FLAGS_MASK: u32 = (1 << TAG_SHIFT) - 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State(u32);
+pub(crate) struct State(u32);
 
 impl State {
-    pub(super) fn place(self) -> Place {
+    pub(crate) fn place(self) -> Place {
         match self.0 & PLACE_MASK {
             0 => Place::Out,
             1 => Place::Pending,
@@ -72,19 +72,19 @@ impl State {
         }
     }
 
-    pub(super) fn has(self, flag: u32) -> bool {
+    pub(crate) fn has(self, flag: u32) -> bool {
         self.0 & flag != 0
     }
 
-    pub(super) fn tag(self) -> u8 {
+    pub(crate) fn tag(self) -> u8 {
         (self.0 >> TAG_SHIFT) as u8
     }
 
-    pub(super) fn is_on_list(self) -> bool {
+    pub(crate) fn is_on_list(self) -> bool {
         matches!(self.place(), Place::On(_))
     }
 
-    pub(super) fn at(self, place: Place) -> Self {
+    pub(crate) fn at(self, place: Place) -> Self {
         let place = match place {
             Place::Out => 0,
             Place::Pending => 1,
@@ -98,39 +98,39 @@ impl State {
         State(self.0 & !PLACE_MASK | place)
     }
 
-    pub(super) fn with(self, flags: u32) -> Self {
+    pub(crate) fn with(self, flags: u32) -> Self {
         State(self.0 | flags)
     }
 
-    pub(super) fn without(self, flags: u32) -> Self {
+    pub(crate) fn without(self, flags: u32) -> Self {
         State(self.0 & !flags)
     }
 
-    pub(super) fn batch_bits(tag: u8, is_edge: bool) -> u32 {
+    pub(crate) fn batch_bits(tag: u8, is_edge: bool) -> u32 {
         u32::from(tag) << TAG_SHIFT | if is_edge { SENTINEL } else { 0 }
     }
 
-    pub(super) fn tagged(self, tag: u8) -> Self {
+    pub(crate) fn tagged(self, tag: u8) -> Self {
         State(self.0 & !TAG_MASK | u32::from(tag) << TAG_SHIFT)
     }
 
     /// Returns the state of a page that was evicted at `age`, of which it keeps the lowest 24 bits.
-    pub(super) fn evicted(age: u32) -> Self {
+    pub(crate) fn evicted(age: u32) -> Self {
         State(age << TAG_SHIFT).at(Place::Evicted)
     }
 
     /// Returns the difference of `age` to that of an evicted page, modulo 2^24.
-    pub(super) fn distance_to(self, age: u32) -> u32 {
+    pub(crate) fn distance_to(self, age: u32) -> u32 {
         (age << TAG_SHIFT).wrapping_sub(self.0 & !FLAGS_MASK) >> TAG_SHIFT
     }
 
-    pub(super) fn only(place: Place) -> Self {
+    pub(crate) fn only(place: Place) -> Self {
         State(0).at(place)
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Node {
+pub(crate) struct Node {
     prev: AtomicU32,
     next: AtomicU32,
     state: AtomicU32,
@@ -147,13 +147,13 @@ const _: () = assert!(size_of::<Node>() == NODE_BYTES);
 /// The nodes of all pages, followed by the heads of the lists, which are circular.
 ///
 /// The locks that protect the links order their accesses, so these are relaxed.
-pub(super) struct Nodes {
-    pub(super) table: Table<Node>,
+pub(crate) struct Nodes {
+    pub(crate) table: Table<Node>,
     pages: u32,
 }
 
 impl Nodes {
-    pub(super) fn new(pages: u32) -> Result<Self> {
+    pub(crate) fn new(pages: u32) -> Result<Self> {
         let nodes = Nodes { table: Table::new(pages as usize + LISTS.len())?, pages };
         for list in LISTS {
             let head = nodes.head(list);
@@ -164,12 +164,12 @@ impl Nodes {
     }
 
     #[inline]
-    pub(super) fn has(&self, page: u32) -> bool {
+    pub(crate) fn has(&self, page: u32) -> bool {
         page < self.pages
     }
 
     #[inline]
-    pub(super) fn prefetch(&self, id: u32) {
+    pub(crate) fn prefetch(&self, id: u32) {
         prefetch_write(self.node(id));
     }
 
@@ -178,63 +178,66 @@ impl Nodes {
         &self.table[id as usize]
     }
 
-    pub(super) fn head(&self, list: List) -> u32 {
+    pub(crate) fn head(&self, list: List) -> u32 {
         self.pages + list as u32
     }
 
-    pub(super) fn prev(&self, id: u32) -> u32 {
+    pub(crate) fn prev(&self, id: u32) -> u32 {
         self.node(id).prev.load(Ordering::Relaxed)
     }
 
-    pub(super) fn next(&self, id: u32) -> u32 {
+    pub(crate) fn next(&self, id: u32) -> u32 {
         self.node(id).next.load(Ordering::Relaxed)
     }
 
-    pub(super) fn link(&self, prev: u32, next: u32) {
+    pub(crate) fn link(&self, prev: u32, next: u32) {
         self.node(prev).next.store(next, Ordering::Relaxed);
         self.node(next).prev.store(prev, Ordering::Relaxed);
     }
 
     /// Sets the links and the state of a page of an LRU that no other thread uses yet.
-    #[cfg(not(loom))]
-    pub(super) fn adopt(&self, page: u32, prev: u32, next: u32, state: State) {
+    pub(crate) fn adopt(&self, page: u32, prev: u32, next: u32, state: State) {
         let node = self.node(page);
         node.prev.store(prev, Ordering::Relaxed);
         node.next.store(next, Ordering::Relaxed);
         node.state.store(state.0, Ordering::Relaxed);
     }
 
-    pub(super) fn link_at_front(&self, list: List, first: u32, last: u32) {
+    pub(crate) fn unlink(&self, id: u32) {
+        self.link(self.prev(id), self.next(id));
+    }
+
+    pub(crate) fn link_at_front(&self, list: List, first: u32, last: u32) {
         let head = self.head(list);
         self.link(last, self.next(head));
         self.link(head, first);
     }
 
-    pub(super) fn last(&self, list: List) -> Option<u32> {
+    pub(crate) fn last(&self, list: List) -> Option<u32> {
         let last = self.prev(self.head(list));
         (last != self.head(list)).then_some(last)
     }
 
     #[inline]
-    pub(super) fn state(&self, id: u32) -> State {
+    pub(crate) fn state(&self, id: u32) -> State {
         State(self.node(id).state.load(Ordering::Acquire))
     }
 
     /// Changes a state to what `f` returns, and returns the previous one; `None` if `f` returns `None`.
     #[inline]
-    pub(super) fn change(&self, id: u32, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
+    pub(crate) fn change(&self, id: u32, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
         let state = &self.node(id).state;
         let change = |old: u32| f(State(old)).map(|new| new.0);
         state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).ok().map(State)
     }
 
-    pub(super) fn set(&self, id: u32, flag: u32) {
+    pub(crate) fn set(&self, id: u32, flag: u32) {
         if !self.state(id).has(flag) {
             self.node(id).state.fetch_or(flag, Ordering::AcqRel);
         }
     }
 
-    pub(super) fn clear(&self, id: u32, flags: u32) {
+    pub(crate) fn clear(&self, id: u32, flags: u32) {
         self.node(id).state.fetch_and(!flags, Ordering::AcqRel);
     }
 }
@@ -270,8 +273,7 @@ impl Nodes {
         }
     }
 
-    /// Checks the invariants of batches: both neighbours of a page that is no sentinel have its tag, and a
-    /// sentinel is the first or last of a batch, or in the open one.
+    /// Checks the invariants of batches, which `batched` lists.
     pub(super) fn check_batches(&self, list: List) {
         let mut open = true;
         for page in self.pages_of(list) {

@@ -4,9 +4,8 @@ use crate::base::sync::{Mutex, classes};
 
 use super::LruConfig;
 use super::counts::LruGuard;
-use super::design::{Lists, LockedLists, LruLocks};
+use super::design::{Lists, LockedLists, LruLocks, Pagevec};
 use super::node::{DEAD, LISTS, List, Place};
-use super::pagevec::Pagevec;
 
 /// Pages that are removed per acquisition of `lru_lock`: the kernel's bulk size (`SWAP_CLUSTER_MAX`).
 const HELD_PAGES: usize = 32;
@@ -31,7 +30,7 @@ impl SingleLock {
 impl LockedLists for Locked<'_> {
     fn unlink(&mut self, page: u32) {
         if let Place::On(list) = self.lists.nodes.state(page).place() {
-            self.lists.unlink(page);
+            self.lists.nodes.unlink(page);
             self.lists.counts.left(list, 1);
         }
     }
@@ -50,17 +49,8 @@ impl LruLocks for SingleLock {
     }
 
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec {
-        let mut dead = Pagevec::EMPTY;
         let mut locked = self.lock(lists);
-        for (list, pages) in LISTS.into_iter().zip(pages) {
-            for page in pages {
-                locked.put_front(list, *page);
-                if lists.linked(*page, list) {
-                    dead.push(*page);
-                }
-            }
-        }
-        dead
+        lists.link_each(pages, |list, page| locked.put_front(list, page))
     }
 
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec {
@@ -70,7 +60,7 @@ impl LruLocks for SingleLock {
             if !lists.claim_promoted(*page) {
                 continue;
             }
-            lists.unlink(*page);
+            lists.nodes.unlink(*page);
             locked.put_front(List::Active, *page);
             lists.counts.activated();
             if lists.linked(*page, List::Active) {
@@ -92,7 +82,7 @@ impl LruLocks for SingleLock {
                 if !state.has(DEAD) {
                     continue;
                 }
-                lists.unlink(page);
+                lists.nodes.unlink(page);
                 left[list as usize] += 1;
                 if lists.unlinked_dead(page) {
                     pages.swap(revived, at);

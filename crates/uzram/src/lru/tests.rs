@@ -291,7 +291,6 @@ fn bulk_removal<D: LruLocks>(batching: Batching) {
     assert!(lru.is_empty());
 }
 
-/// Pages wait in a CPU's pagevec, whose size is a setting.
 fn pagevecs<D: LruLocks>(batching: Batching) {
     let lru = lru::<D>(100, 8, batching);
     (0..7).for_each(|page| lru.add(page));

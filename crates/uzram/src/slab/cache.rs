@@ -6,20 +6,15 @@ use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
 
-#[cfg(all(debug_assertions, not(loom)))]
 use super::checked::Checked;
 use super::core::Core;
 use super::policy::CpuLayer;
 use super::{CacheConfig, CacheInfo, Policy, Sheaves};
 
-/// A cache of objects of one size.
-///
-/// An object is named by a number; [`Cache::address`] returns its address. A new object's bytes are
-/// arbitrary. The [module's documentation](super) lists the checks.
+/// A cache of objects of one size. The bytes of a new object are arbitrary.
 pub struct Cache<P: Policy = Sheaves> {
     core: Core,
     layer: P::Layer,
-    #[cfg(all(debug_assertions, not(loom)))]
     checked: Checked,
 }
 
@@ -28,44 +23,34 @@ impl<P: Policy> Cache<P> {
     /// when there is no address space for its tables.
     pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let core = Core::new(arena, options, P::HARDENED)?;
-        Ok(Cache {
-            layer: P::Layer::new(&core)?,
-            #[cfg(all(debug_assertions, not(loom)))]
-            checked: Checked::new(&core)?,
-            core,
-        })
+        Ok(Cache { layer: P::Layer::new(&core)?, checked: Checked::new(&core)?, core })
     }
 
     /// Makes the cache's own tables resident, so that allocations and frees take no page faults on them.
     /// Fails with `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
-        let Cache { core, layer, .. } = self;
-        core.slabs.populate()?;
-        #[cfg(all(debug_assertions, not(loom)))]
+        self.core.slabs.populate()?;
         self.checked.populate()?;
-        layer.populate()
+        self.layer.populate()
     }
 
     /// Returns the address of an object of another process's cache, if `object` can be one. The cache is new,
     /// made with that cache's [`slab_table`](CacheConfig::slab_table); call this before [`Cache::adopt`].
-    #[cfg(not(loom))]
     pub(crate) fn find(&self, object: u32) -> Option<*mut u8> {
         self.core.slabs.find(object)
     }
 
     /// Returns an upper bound of the names of objects of another process's cache. Fails with `Io` if the
     /// system does not report which pages of the slab table are in memory.
-    #[cfg(not(loom))]
     pub(crate) fn found_names(&self) -> Result<u64> {
         let slabs = &self.core.slabs;
         Ok(u64::from(slabs.found_slabs()?) << slabs.layout.place_bits)
     }
 
-    /// Takes the runs of those slabs of another process's cache that have an object for whose name `is_used`
-    /// returns true. Returns these slabs, and whether the run of another such slab could not be taken because
-    /// it overlaps a taken one. Removes all other slabs from the slab table. Writes to no slab yet. Fails
-    /// with `Io` if the system does not report which pages of the slab table are in memory.
-    #[cfg(not(loom))]
+    /// Takes the runs of those slabs of another process's cache that have an object in use, and removes all
+    /// others from the slab table; writes to no slab. Returns them, and whether one could not be taken
+    /// because its run overlaps a taken one. Fails with `Io` if the system does not report the table's
+    /// resident pages.
     pub(crate) fn claim_slabs(&self, is_used: impl Fn(u32) -> bool) -> Result<(Vec<u32>, bool)> {
         let slabs = &self.core.slabs;
         let (objects, stride) = (slabs.layout.objects, slabs.layout.stride());
@@ -83,29 +68,32 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Returns whether an object belongs to one of these slabs, which are in ascending order.
-    #[cfg(not(loom))]
     pub(crate) fn is_of(&self, object: u32, slabs: &[u32]) -> bool {
         slabs.binary_search(&self.core.slabs.split(object).0).is_ok()
     }
 
-    /// Adds slabs that [`Cache::claim_slabs`] returned to this cache. `is_used` returns whether an object is
-    /// in use.
-    #[cfg(not(loom))]
+    /// Adds slabs that [`Cache::claim_slabs`] returned to this cache, which no other thread uses yet.
     pub(crate) fn adopt(&self, claimed: &[u32], is_used: impl Fn(u32) -> bool) {
         let core = &self.core;
-        let name = |slab, index| core.slabs.name(slab, index * core.slabs.layout.stride());
-        core.adopt(claimed, |slab, index| is_used(name(slab, index)));
-        #[cfg(debug_assertions)]
-        for slab in claimed {
-            let names = (0..core.slabs.layout.objects).map(|index| name(*slab, index));
-            names.filter(|name| is_used(*name)).for_each(|name| self.checked.adopt(name));
+        for &slab in claimed {
+            let is_used = |index| {
+                let object = core.slabs.name(slab, index * core.slabs.layout.stride());
+                let is_used = is_used(object);
+                if is_used {
+                    self.checked.adopt(object);
+                }
+                is_used
+            };
+            if core.slabs.adopt(slab, is_used) {
+                core.node.lock(&core.counters).add(&core.slabs, slab, false);
+            }
         }
+        core.slabs.end_adoption(claimed.iter().max().map_or(0, |last| last + 1));
     }
 
-    /// Allocates an object. Fails with `NoSpace` when the limit of the arena or of the cache is reached,
-    /// `NoMemory` when the system gives no more or `gfp` does not allow asking it. `Corrupt` when a free
-    /// object is found damaged: that object and those linked after it are lost, and the next call goes on
-    /// without them.
+    /// Allocates an object. Fails with `NoSpace` at the limit of the arena or the cache; `NoMemory` when the
+    /// system gives no more or `gfp` does not allow asking it; `Corrupt` when a free object is damaged: it
+    /// and those linked after it are lost, and the next call goes on without them.
     #[inline]
     pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
         let Cache { core, layer, .. } = self;
@@ -113,22 +101,19 @@ impl<P: Policy> Cache<P> {
             Some(object) => object,
             None => layer.alloc_slow(core, gfp)?,
         };
-        #[cfg(all(debug_assertions, not(loom)))]
         self.checked.take(core, object)?;
         Ok(object)
     }
 
-    /// Frees an object that [`Cache::alloc`] returned. No thread uses its bytes any more. Fails with
-    /// `Corrupt` when it is found to be no object of this cache, or free already (always found in debug
-    /// builds); the cache is unchanged then. What a release build misses here may be reported later, by a
-    /// free of another object that flushes a sheaf.
+    /// Frees an object that [`Cache::alloc`] returned, and whose bytes no thread uses any more. Fails with
+    /// `Corrupt` if it is no object of this cache, or free already, and changes nothing then. Debug builds
+    /// find every such misuse; release builds may report it later, by a free that flushes a sheaf.
     #[inline]
     pub fn free(&self, object: u32) -> Result<()> {
         let Cache { core, layer, .. } = self;
         if self.push(object)? { Ok(()) } else { layer.free_slow(core, object) }
     }
 
-    /// Frees objects directly to their slabs, past every CPU's list and sheaves.
     #[cfg(all(test, loom))]
     pub(super) fn free_to_slabs(&self, objects: &mut [u32]) -> Result<()> {
         self.core.free_many(objects)
@@ -152,15 +137,12 @@ impl<P: Policy> Cache<P> {
         self.core.slabs.address(object)
     }
 
-    /// Returns the address of an object, if `object` may be one: a hint for prefetching. The memory stays
-    /// mapped.
-    #[inline]
+    /// Returns the address that `object` has if it is an object, for prefetching. The memory stays mapped.
     pub fn hint(&self, object: u32) -> Option<*const u8> {
         self.core.slabs.hint(object)
     }
 
-    /// Returns the state and the counters. Objects that other threads are allocating or freeing may be
-    /// counted or not.
+    /// Returns the state and the counters. Concurrent allocations and frees may be counted or not.
     pub fn info(&self) -> CacheInfo {
         let Cache { core, layer, .. } = self;
         let (mut in_use, mut active_slabs) = (0, 0);
@@ -188,17 +170,14 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Returns the resident bytes of the cache's own tables; they grow with the cache.
-    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.core.slabs.table_resident_bytes()
     }
 
-    /// Frees an object on the fast path; returns false if that has to be left to the slow path. Fails in
-    /// debug builds as [`Cache::free`].
+    /// Frees an object on the fast path; returns false if the slow path has to. Fails as [`Cache::free`].
     #[inline]
     fn push(&self, object: u32) -> Result<bool> {
         let Cache { core, layer, .. } = self;
-        #[cfg(all(debug_assertions, not(loom)))]
         self.checked.put(core, object)?;
         let passes = !P::HARDENED || core.slabs.may_be_object(object);
         Ok(passes && layer.push(core, object, P::HARDENED))
@@ -206,15 +185,14 @@ impl<P: Policy> Cache<P> {
 }
 
 impl<P: Policy> Drop for Cache<P> {
-    /// Objects in use are freed.
     fn drop(&mut self) {
         self.core.slabs.discard_all();
     }
 }
 
 /// A cache of values of type `T`, each in an object of its own.
-pub struct TypedCache<T, P: Policy = Sheaves> {
-    cache: Cache<P>,
+pub struct TypedCache<T> {
+    cache: Cache,
     /// loom's values cannot lie in an arena: they are in an array, by object number.
     #[cfg(loom)]
     values: Box<[std::cell::UnsafeCell<std::mem::MaybeUninit<T>>]>,
@@ -223,9 +201,9 @@ pub struct TypedCache<T, P: Policy = Sheaves> {
 
 // SAFETY: values are accessed only by object number: `get` shares them, `insert` and `remove` move them
 // between threads; `T: Send + Sync` allows both.
-unsafe impl<T: Send + Sync, P: Policy> Sync for TypedCache<T, P> {}
+unsafe impl<T: Send + Sync> Sync for TypedCache<T> {}
 
-impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
+impl<T: Send + Sync> TypedCache<T> {
     /// Returns [`CacheConfig::new`] for the size and the alignment of `T`.
     pub fn options(name: impl Into<String>, max_objects: u64) -> CacheConfig {
         let (size, align) = if cfg!(loom) { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
@@ -246,24 +224,16 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         })
     }
 
-    /// As [`Cache::populate`].
-    pub fn populate(&self) -> Result<()> {
-        self.cache.populate()
-    }
-
-    /// Returns the address of the value of an object of another process's cache: [`Cache::find`].
-    #[cfg(not(loom))]
     pub(crate) fn find(&self, object: u32) -> Option<*const T> {
         self.cache.find(object).map(|value| value.cast_const().cast())
     }
 
-    #[cfg(not(loom))]
-    pub(crate) fn cache(&self) -> &Cache<P> {
+    /// Returns the cache of the values' objects.
+    pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Puts a value into a new object; returns the object's number. Fails as [`Cache::alloc`]; the value is
-    /// dropped.
+    /// Puts a value into a new object; returns its number. Fails as [`Cache::alloc`], dropping the value.
     #[inline]
     pub fn insert(&self, value: T, gfp: Gfp) -> Result<u32> {
         let object = self.cache.alloc(gfp)?;
@@ -275,8 +245,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
     /// Returns the value of an object.
     ///
     /// # Safety
-    /// `object` is in use: [`TypedCache::insert`] returned it, and it is not removed while the reference
-    /// lives.
+    /// `object` is in use ([`TypedCache::insert`] returned it), and stays so while the reference lives.
     #[inline]
     pub unsafe fn get(&self, object: u32) -> &T {
         // SAFETY: the object holds a value, which stays while the reference lives (the caller's promise).
@@ -298,29 +267,11 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
     }
 
     /// Returns the address of an object's value, if `object` may be one: a hint for prefetching.
-    #[inline]
     pub fn hint(&self, object: u32) -> Option<*const T> {
         self.cache.hint(object).map(<*const u8>::cast)
     }
 
-    /// As [`Cache::shrink`].
-    pub fn shrink(&self) -> Result<u64> {
-        self.cache.shrink()
-    }
-
-    /// As [`Cache::info`].
-    pub fn info(&self) -> CacheInfo {
-        self.cache.info()
-    }
-
-    /// As [`Cache::table_resident_bytes`].
     #[cfg(not(loom))]
-    pub fn table_resident_bytes(&self) -> usize {
-        self.cache.table_resident_bytes()
-    }
-
-    #[cfg(not(loom))]
-    #[inline]
     fn at(&self, object: u32) -> *mut T {
         self.cache.address(object).cast()
     }

@@ -1,8 +1,7 @@
 //! Checks of debug builds: double allocations, double frees, and writes to free objects.
 //!
-//! A bit for each place says that the object there is in use: setting it twice is a double allocation,
-//! clearing it twice a double free. A free object is filled with the kernel's poison, except for its
-//! link, and checked when it is allocated.
+//! A bit for each place says whether its object is in use. A free object is filled with the kernel's poison,
+//! except for its link, and checked when it is allocated.
 
 use std::ops::Range;
 use std::slice;
@@ -12,25 +11,31 @@ use crate::base::mem::Table;
 use crate::base::sync::{AtomicU64, Ordering};
 
 use super::core::Core;
-use super::slabs::POISON;
+use super::slabs::{CHECKS, POISON};
 
 pub(super) struct Checked {
-    in_use: Table<AtomicU64>,
+    /// `None` unless [`CHECKS`].
+    in_use: Option<Table<AtomicU64>>,
 }
 
 impl Checked {
     pub(super) fn new(core: &Core) -> Result<Self> {
         let places = u64::from(core.slabs.max_slabs) << core.slabs.layout.place_bits;
-        Ok(Checked { in_use: Table::new((places / 64 + 1) as usize)? })
+        let in_use = CHECKS.then(|| Table::new((places / 64 + 1) as usize)).transpose()?;
+        Ok(Checked { in_use })
     }
 
     pub(super) fn populate(&self) -> Result<()> {
-        self.in_use.populate()
+        self.in_use.as_ref().map_or(Ok(()), Table::populate)
     }
 
     /// Checks an object that is being allocated. Fails with `Corrupt` when it is in use already, or was
     /// written to while it was free.
+    #[inline]
     pub(super) fn take(&self, core: &Core, object: u32) -> Result<()> {
+        if !CHECKS {
+            return Ok(());
+        }
         if self.flip(object, true) {
             return Err(core.corrupt(object, "handed out twice"));
         }
@@ -40,14 +45,17 @@ impl Checked {
         }
     }
 
-    /// Marks an object as in use that another process allocated.
     pub(super) fn adopt(&self, object: u32) {
         self.flip(object, true);
     }
 
     /// Checks an object that is being freed, and poisons it. Fails with `Corrupt` when `object` is no object,
     /// or not in use.
+    #[inline]
     pub(super) fn put(&self, core: &Core, object: u32) -> Result<()> {
+        if !CHECKS {
+            return Ok(());
+        }
         core.check_is_object(object)?;
         if !self.flip(object, false) {
             return Err(core.corrupt(object, "freed twice"));
@@ -58,7 +66,8 @@ impl Checked {
 
     /// Sets the object's bit to `in_use`; returns the previous value.
     fn flip(&self, object: u32, in_use: bool) -> bool {
-        let (word, bit) = (&self.in_use[(object / 64) as usize], 1 << (object % 64));
+        let Some(words) = &self.in_use else { return false };
+        let (word, bit) = (&words[(object / 64) as usize], 1 << (object % 64));
         let old = if in_use {
             word.fetch_or(bit, Ordering::Relaxed)
         } else {

@@ -6,8 +6,8 @@ use crate::base::mem::{MAX_RUN_PAGES, Region, Table};
 use crate::base::sync::AtomicU32;
 use crate::base::units::PAGE_SIZE;
 
-use super::barn::BARN_SHEAVES;
-
+/// Sheaves of a barn: the kernel keeps up to ten full and ten empty ones.
+pub(super) const BARN_SHEAVES: usize = if cfg!(loom) { 1 } else { 10 };
 /// Bytes of a unit, in which places are counted.
 pub(super) const UNIT_BYTES: usize = 8;
 /// The most pages of a slab: the kernel's `slub_max_order` of 3.
@@ -76,7 +76,7 @@ impl CacheConfig {
         }
     }
 
-    /// Returns the bytes of [`CacheConfig::slab_table`]. Fails with `Invalid` for an invalid size or
+    /// Returns the size of [`CacheConfig::slab_table`]. Fails with `Invalid` for an invalid size or
     /// alignment.
     pub fn slab_table_bytes(&self) -> Result<u64> {
         let layout = Layout::new(self.size_bytes, self.align_bytes)?;
@@ -94,8 +94,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout for objects of `size_bytes` aligned to `align_bytes`. Fails with `Invalid` for an
-    /// invalid size or alignment.
+    /// Fails with `Invalid` for an invalid size or alignment.
     pub(super) fn new(size_bytes: usize, align_bytes: usize) -> Result<Self> {
         if !(1..=PAGE_SIZE).contains(&size_bytes) || !align_bytes.is_power_of_two() || align_bytes > PAGE_SIZE
         {
@@ -134,20 +133,17 @@ fn slab_of(stride_bytes: usize) -> (usize, usize) {
     (pages, fits(pages))
 }
 
-/// Returns the most slabs of a CPU partial list, by the kernel's rule: half full slabs have
-/// `cpu_partial_objects` free objects.
+/// Returns the most slabs of a CPU partial list, by the kernel's rule, which takes them for half full.
 pub(super) fn cpu_partial_slabs(options: &CacheConfig, layout: Layout) -> usize {
     (options.cpu_partial_objects * 2).div_ceil(usize::from(layout.objects))
 }
 
-/// Returns the most slabs of a cache: those for objects in use, and those that each CPU may keep from the
-/// others, which are its active slab, its partial list, one that it is making, and the slabs of its sheaves;
-/// and as many for the barn as for a CPU. The slab table of memory that outlives the process has so many
+/// Returns the most slabs of a cache: those for objects in use; for each CPU its active slab, its partial
+/// list, one being made, and those of its sheaves; and as many for the barn. The slab table has so many
 /// entries, whatever the policy.
 pub(super) fn max_slabs(options: &CacheConfig, layout: Layout) -> u64 {
     let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
     if cfg!(loom) {
-        // Models have exactly as many as they ask for.
         return in_use;
     }
     let sheaves = (BARN_SHEAVES * options.sheaf_objects).div_ceil(usize::from(layout.objects));

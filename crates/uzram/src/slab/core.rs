@@ -46,18 +46,6 @@ impl Core {
         })
     }
 
-    /// Adds claimed slabs of another process to this cache. `is_used` returns whether the object of a slab
-    /// and index is in use. No other thread uses the cache yet.
-    #[cfg(not(loom))]
-    pub(super) fn adopt(&self, slabs: &[u32], is_used: impl Fn(u32, u16) -> bool) {
-        for &slab in slabs {
-            if self.slabs.adopt(slab, |index| is_used(slab, index)) {
-                self.node.lock(&self.counters).add(&self.slabs, slab, false);
-            }
-        }
-        self.slabs.end_adoption(slabs.iter().max().map_or(0, |last| last + 1));
-    }
-
     /// Takes 1 to `objects.len()` objects from slabs; returns how many. Fails as the arena; `NoSpace` when
     /// the cache is full, `Corrupt` when a free list is damaged. No object is taken then.
     #[cold]
@@ -79,7 +67,6 @@ impl Core {
                 Ok(0) => {}
                 done => break done,
             }
-            // No free object is left: make a slab, without locks.
             made = match self.slabs.make(&self.options, gfp) {
                 Ok(slab) => slab,
                 Err(error) => break Err(error),
@@ -126,7 +113,7 @@ impl Core {
     /// list of them in the same order.
     fn take_slabs(&self, wanted: usize) -> u32 {
         let (mut first, mut last, mut free) = (NO_SLAB, NO_SLAB, 0);
-        if self.node.nr_partial() == 0 {
+        if self.node.nr_partial.get() == 0 {
             return first;
         }
         let mut list_lock = self.node.lock(&self.counters);
@@ -183,8 +170,7 @@ impl Core {
         wanted
     }
 
-    /// Puts what is left of a list that was taken from a slab back into it. Sets `result` if the list is
-    /// damaged: its objects are lost then.
+    /// Puts the rest of a taken list back. Sets `result` if the list is damaged: its objects are lost then.
     fn give_back_if_any(&self, slab: u32, list: FreeList, result: &mut Result<()>) {
         if list.len > 0 && !self.give_back(slab, list) {
             *result = Err(self.lose_list(slab, list));
@@ -248,8 +234,7 @@ impl Core {
         self.free_by(objects, |slab, chain| self.put_back(slab, chain))
     }
 
-    /// As [`Core::free_many`]. `put_back` puts a chain of objects back into their slab, as
-    /// [`Core::put_back`].
+    /// As [`Core::free_many`], by another [`Core::put_back`].
     pub(super) fn free_by(&self, objects: &mut [u32], put_back: impl Fn(u32, Chain) -> bool) -> Result<()> {
         let put_back = |slab, chain: Chain| {
             let done = put_back(slab, chain);
@@ -301,7 +286,6 @@ impl Core {
     /// Sorts the node partial list, the fullest slabs first, so that the emptiest are allocated from last;
     /// discards the empty ones.
     pub(super) fn shrink(&self) {
-        // The slabs by number of objects in use.
         let mut with_inuse = vec![NO_SLAB; usize::from(self.slabs.layout.objects) + 1];
         let mut list_lock = self.node.lock(&self.counters);
         while let Some(slab) = list_lock.first() {
@@ -341,7 +325,6 @@ impl Core {
         });
     }
 
-    /// Fails with `Corrupt` when `object` is no object of this cache.
     pub(super) fn check_is_object(&self, object: u32) -> Result<()> {
         match self.slabs.is_object(object) {
             true => Ok(()),
@@ -349,7 +332,6 @@ impl Core {
         }
     }
 
-    /// Counts corruption; returns an error that names the cache, the object and how the corruption was found.
     #[cold]
     pub(super) fn corrupt(&self, object: u32, how: &str) -> Error {
         self.corrupted.add(1);
@@ -357,8 +339,7 @@ impl Core {
         Error::new(ErrorKind::Corrupt, format!("slab cache '{name}', object {object}: {how}"))
     }
 
-    /// As [`Core::corrupt`], for corruption that loses `len` objects: their slab counts them as in use for
-    /// good.
+    /// As [`Core::corrupt`], for `len` lost objects: their slab counts them as in use for good.
     #[cold]
     fn lose(&self, object: u32, len: u16, how: &str) -> Error {
         self.lost.add(len.into());
@@ -395,7 +376,6 @@ impl Core {
         }
     }
 
-    /// Returns the slab linked after one that belongs to the caller.
     pub(super) fn following(&self, slab: u32) -> u32 {
         // SAFETY: a slab on a CPU partial list belongs to the holder of that CPU's lock, one on no
         // list to the thread that took it off; the caller is that thread.

@@ -7,10 +7,9 @@
 //! [ operations | length    | closed | free list ]
 //! ```
 //!
-//! `free list` is the place of the list's first object in the active slab, `length` its number of
-//! objects. `operations` corresponds to the kernel's transaction id. An allocation makes the head's
-//! successor the head; a free into the active slab makes the object the head. Each is one change of
-//! the word.
+//! `free list` is the place of the list's first object in the active slab, `length` its number of objects.
+//! `operations` corresponds to the kernel's transaction id. An allocation makes the head's successor the
+//! head; a free into the active slab makes the object the head. Each is one change of the word.
 
 use crate::base::cpu::{PerCpu, Restartable};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
@@ -66,7 +65,6 @@ impl CpuLists {
         CpuLists { lists: PerCpu::new(list), rseq }
     }
 
-    /// Takes an object from this CPU's list.
     #[inline]
     pub(super) fn pop(&self, slabs: &Slabs) -> Option<u32> {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
@@ -76,8 +74,7 @@ impl CpuLists {
         self.pop_by_exchange(slabs)
     }
 
-    /// Puts an object on this CPU's list, if it is of the active slab and is not the one freed
-    /// last.
+    /// Puts an object on this CPU's list, if it is of the active slab and is not the one freed last.
     #[inline]
     pub(super) fn push(&self, slabs: &Slabs, object: u32) -> bool {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
@@ -87,18 +84,15 @@ impl CpuLists {
         self.push_by_exchange(slabs, object)
     }
 
-    /// Closes a CPU's word. The caller holds the CPU's slow lock.
     pub(super) fn close(&self, cpu: usize) -> Word {
         Word::decode(self.lists.of(cpu).word.close(cpu, self.rseq))
     }
 
-    /// Closes the word of the CPU this thread ran on a moment ago, if it still does.
     pub(super) fn close_local(&self, cpu: usize) -> Option<Word> {
         self.lists.of(cpu).word.close_local(cpu, self.rseq).map(Word::decode)
     }
 
-    /// Opens a closed word with a list of `slab`, which becomes the active one.
-    /// Returns the word's number of operations.
+    /// Opens a closed word with a list of `slab`, the new active one; returns its number of operations.
     pub(super) fn open(&self, cpu: usize, slabs: &Slabs, slab: u32, list: FreeList) -> u32 {
         let own = self.lists.of(cpu);
         own.slab.store(slab, Ordering::Relaxed);
@@ -106,8 +100,7 @@ impl CpuLists {
             let links = slabs.start(slab).wrapping_add(slabs.layout.link_offset_bytes);
             own.links.store(links.expose_provenance() as u64, Ordering::Relaxed);
         }
-        // Opening counts as an operation: a thread that read the word before it was closed must not
-        // find the same value again.
+        // An operation, so that the word never has the value again that a thread read before it was closed.
         let operations = Word::decode(own.word.load()).operations.wrapping_add(1);
         own.word
             .open(u64::from(list.first) + u64::from(list.len) * LEN_ONE + u64::from(operations) * OPERATION);

@@ -7,10 +7,9 @@
 //! | node partial | no | yes | every CPU, under `list_lock` |
 //! | full | no | no | none, until one of its objects is freed |
 //!
-//! A freed object goes to the free list of this CPU if it is of the CPU's active slab. Otherwise the
-//! slab's word is exchanged: the first free of a full slab moves the slab to this CPU's partial list;
-//! a free that empties a slab takes `list_lock`, and discards the slab if it is on the node partial
-//! list and that is long enough. All other frees take no lock.
+//! A freed object goes to the free list of this CPU if it is of the CPU's active slab. Otherwise the slab's
+//! word is exchanged, and the first free of a full slab moves the slab to this CPU's partial list. The rest
+//! is as in `core`.
 //!
 //! Locks: each CPU's slow lock protects its active slab and its partial list; under it only
 //! `list_lock` is taken. Slabs are made and discarded with neither held.
@@ -83,12 +82,10 @@ impl<const STEPS: u8> CpuLayer for CpuSlabs<STEPS> {
         })
     }
 
-    #[inline]
     fn pop(&self, core: &Core) -> Option<u32> {
         self.lists.pop(&core.slabs)
     }
 
-    #[inline]
     fn push(&self, core: &Core, object: u32, _: bool) -> bool {
         self.lists.push(&core.slabs, object)
     }
@@ -258,10 +255,9 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
         }
     }
 
-    /// Takes slabs from the node partial list: one to allocate from, and half a CPU partial list of
-    /// others.
+    /// Takes slabs from the node partial list: one to allocate from, and half a CPU partial list of others.
     fn take_partial(&self, core: &Core, own: &mut Own) -> Option<FreeList> {
-        if core.node.nr_partial() == 0 {
+        if core.node.nr_partial.get() == 0 {
             return None;
         }
         let mut list_lock = core.node.lock(&core.counters);
@@ -324,7 +320,7 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
                 new.free = list.first;
                 new.inuse -= list.len;
             }
-            let drops = new.inuse == 0 && core.node.nr_partial() >= core.options.min_partial as u64;
+            let drops = new.inuse == 0 && core.node.nr_partial.get() >= core.options.min_partial as u64;
             let lists = !drops && !new.is_full();
             let list_lock = (lists && !Self::UNFREEZE_FIRST).then(|| core.node.lock(&core.counters));
             if !core.exchange(slab, old, new) {
@@ -358,7 +354,6 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
         Self::put_partials(core, drained);
     }
 
-    /// Moves a CPU partial list, which the caller has taken, to the node partial list.
     fn put_partials(core: &Core, first: u32) {
         core.put_partials(first, |slab| {
             loop {

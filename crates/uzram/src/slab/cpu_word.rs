@@ -1,9 +1,9 @@
 //! A CPU's word: fast paths change it without a lock, slow paths close it under the CPU's slow lock.
 //!
-//! Fast paths change the word of the CPU they run on, by a restartable sequence where the system has
-//! them ([`Restartable`]) and by a compare-exchange elsewhere. The upper bits count operations, so that
-//! a word does not soon have the same value again. Fast paths do not touch a closed word. The holder of
-//! the CPU's slow lock closes the word, then owns everything that it guards, and opens it again.
+//! Fast paths change the word of their CPU by a restartable sequence, or without those ([`Restartable`]) by a
+//! compare-exchange, and leave a closed word alone. Its upper bits count operations, so that it does not soon
+//! have the same value again. The holder of the slow lock closes the word, then owns all that it guards, and
+//! opens it again.
 //!
 //! With restartable sequences, closing the word on its own CPU is a sequence too. From another CPU it takes a
 //! mark and a system call, before which a sequence that is under way may still overwrite the mark.
@@ -27,13 +27,10 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         value & KEPT | CLOSED
     }
 
-    #[inline]
     pub(super) const fn is_closed(value: u64) -> bool {
         value == Self::closed(value)
     }
 
-    /// Returns the value; fast paths may change it at any time.
-    #[inline]
     pub(super) fn load(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
@@ -58,7 +55,6 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
     }
 
     /// Closes the word if it is `old`, which is open. Only if sequences are not used.
-    #[inline]
     pub(super) fn close_if(&self, old: u64) -> bool {
         self.exchange(old, Self::closed(old))
     }

@@ -6,7 +6,6 @@ use crate::base::sync::Arc;
 use crate::base::thread::pin_to_current_cpu;
 
 const OBJECTS: usize = 128;
-/// The most slabs of a CPU partial list.
 const CPU_PARTIAL_SLABS: usize = 4;
 
 fn total(info: &CacheInfo, stat: Stat) -> u64 {

@@ -16,7 +16,6 @@ struct Model<P: Policy> {
 const PER_SLAB: usize = 2;
 
 impl<P: Policy> Model<P> {
-    /// Makes a cache of up to `slabs` slabs.
     fn new(slabs: usize) -> Arc<Self> {
         Model::with_sheaves(slabs, 1)
     }
@@ -57,7 +56,6 @@ impl<P: Policy> Model<P> {
         self.free(self.alloc());
     }
 
-    /// Checks that everything was freed.
     fn end(&self) {
         self.cache.shrink().expect("no damage");
         let info = self.cache.info();
@@ -83,7 +81,6 @@ fn race<P: Policy, const N: usize>(
     });
 }
 
-/// The fast path takes and frees an object of a slab while another CPU frees one of it.
 fn fast_path_against_remote_free<P: Policy>() {
     race::<P, 1>(
         3,
@@ -107,7 +104,6 @@ fn refill_against_remote_frees<P: Policy>() {
     );
 }
 
-/// Another CPU's free empties a slab while its owner deactivates it.
 fn remote_free_against_deactivation<P: Policy>() {
     race::<P, 1>(
         2,
@@ -127,8 +123,7 @@ fn with_cpu_partial<P: Policy>(model: &Model<P>) -> [u32; 4] {
     objects
 }
 
-/// A slab leaves the CPU partial list to become active while another CPU's free empties it, which may
-/// add it to or remove it from the node's list.
+/// The free may add the slab to the node's list or remove it from there.
 fn leaving_cpu_partial_against_remote_free<P: Policy>() {
     race::<P, 4>(
         4,
@@ -141,7 +136,6 @@ fn leaving_cpu_partial_against_remote_free<P: Policy>() {
     );
 }
 
-/// A CPU partial list is moved to the node's while another CPU frees into one of its slabs.
 fn draining_against_remote_free<P: Policy>() {
     race::<P, 4>(
         4,
@@ -155,7 +149,6 @@ fn draining_against_remote_free<P: Policy>() {
     );
 }
 
-/// A shrink takes slabs from the CPUs and discards them while another CPU allocates.
 fn shrink_against_alloc<P: Policy>() {
     race::<P, 1>(
         3,
@@ -184,8 +177,6 @@ fn three_threads<P: Policy>() {
     });
 }
 
-/// A CPU fills a sheaf from two slabs that it takes off the node partial list, while
-/// another CPU frees an object of each.
 #[test]
 fn sheaf_refill_against_remote_frees() {
     model(3, || {

@@ -16,9 +16,7 @@
 #[macro_use]
 mod every_policy;
 
-mod barn;
 mod cache;
-#[cfg(all(debug_assertions, not(loom)))]
 mod checked;
 mod core;
 #[cfg(feature = "designs")]

@@ -1,7 +1,6 @@
 //! The node partial list: slabs with free objects that no CPU owns.
 //!
-//! `list_lock` protects the list and the on_partial flag of slabs. It is a leaf: no other lock is taken
-//! under it. There is one list for all NUMA nodes.
+//! `list_lock`, a leaf, protects the list and the on_partial flag of slabs.
 
 use crate::base::cpu::Padded;
 use crate::base::sync::{Counter, Mutex, MutexGuard, Timed, classes};
@@ -12,7 +11,7 @@ use super::stats::{Counters, Stat};
 pub(super) struct Node {
     list: Padded<Mutex<Partial>>,
     /// Its length, for reading without the lock where a stale value will do.
-    nr_partial: Counter,
+    pub(super) nr_partial: Counter,
 }
 
 /// Protected by `list_lock`.
@@ -38,12 +37,6 @@ impl Node {
         counters.count(Stat::ListLockAcquired);
         let partial = self.list.lock_noticing(|| counters.count(Stat::ListLockContended));
         ListLock { partial: Timed::new(partial, counters.get(Stat::ListLockHoldNs)), node: self }
-    }
-
-    /// Returns the length of the list, which may be stale.
-    #[inline]
-    pub(super) fn nr_partial(&self) -> u64 {
-        self.nr_partial.get()
     }
 }
 

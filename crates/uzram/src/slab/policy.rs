@@ -1,5 +1,4 @@
-//! How a cache manages its slabs, as types: `Sheaves`; with the feature `designs` also SLUB's CPU slabs
-//! (`cpu_slabs`), and [`Plain`], each without hardening.
+//! How a cache manages its slabs, as types.
 
 use std::marker::PhantomData;
 

@@ -5,7 +5,7 @@
 //! sheaf moves. If the spare is empty, or full, the CPU exchanges it for one of the barn, or goes to the
 //! slabs. The idea is Vlastimil Babka's ("SLUB percpu sheaves", 2025), after Bonwick's and Adams's magazines.
 //!
-//! Locks: each CPU's sheaf lock, then the barn's. Neither is held during calls to the slabs.
+//! Locks: each CPU's sheaf lock, then the barn's, a leaf. Neither is held during calls to the slabs.
 //!
 //! # The memory of sheaves
 //!
@@ -34,12 +34,14 @@
 //!
 //! Without restartable sequences a fast path closes the word for the few instructions it takes.
 
+use std::ops::Range;
+
 use crate::base::cpu::{self, PerCpu, Restartable};
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Gfp, Table};
 use crate::base::sync::{AtomicU32, Mutex, MutexGuard, Ordering, classes};
 
-use super::barn::{BARN_SHEAVES, Barn};
+use super::config::BARN_SHEAVES;
 use super::core::Core;
 use super::cpu_word::{self, Opening, lock_local};
 use super::policy::{CpuLayer, Policy};
@@ -247,28 +249,71 @@ impl Sheaved {
         self.cells.capacity.div_ceil(2)
     }
 
-    fn objects(&self, sheaf: usize, range: std::ops::Range<u32>) -> impl Iterator<Item = u32> {
+    fn objects(&self, sheaf: usize, range: Range<u32>) -> impl Iterator<Item = u32> {
         range.map(move |i| self.cells.get(sheaf, i))
     }
 
-    /// Closes the word of this thread's CPU; returns the CPU, the guard of its sheaf lock, and the number of
-    /// objects of its main sheaf.
+    /// Closes this thread's CPU's word; returns the CPU, its sheaf lock's guard, and the main sheaf's length.
     fn close_local(&self, core: &Core) -> (usize, MutexGuard<'_, Pair>, u32) {
         let (cpu, pair, word) = lock_local(&self.pairs, |cpu| self.cells.close_local(cpu));
         let len = self.closed(core, cpu, &pair, word);
         (cpu, pair, len)
     }
 
-    /// Counts the operations since a word, which is closed now, was opened; returns the number of objects of
-    /// its main sheaf.
+    /// Counts the operations since a word, which is closed now, was opened; returns its sheaf's length.
     fn closed(&self, core: &Core, cpu: usize, pair: &Pair, word: Word) -> u32 {
         core.counters.add_all_for(cpu, FAST_PATHS, pair.opening.since(word.len, word.operations));
         word.len
     }
 
-    /// Opens a closed word with `len` objects in its main sheaf.
     fn open(&self, cpu: usize, pair: &mut Pair, len: u32) {
         pair.opening = Opening { len, operations: self.cells.open(cpu, len) };
+    }
+}
+
+/// The barn: the sheaves of a cache that no CPU holds, filled and empty ones, as many as the kernel's has.
+struct Barn(Mutex<Barned>);
+
+/// Protected by the barn's lock.
+struct Barned {
+    /// Each with its number of objects.
+    filled: Vec<(usize, u32)>,
+    empty: Vec<usize>,
+}
+
+impl Barn {
+    fn new(sheaves: Range<usize>) -> Self {
+        let inner = Barned { filled: Vec::with_capacity(sheaves.len()), empty: sheaves.collect() };
+        Barn(Mutex::new(&classes::SLAB_BARN, inner))
+    }
+
+    /// Exchanges an empty sheaf for a filled one and its number of objects, if there is one.
+    fn get(&self, empty: usize) -> Option<(usize, u32)> {
+        let mut inner = self.0.lock();
+        let filled = inner.filled.pop()?;
+        inner.empty.push(empty);
+        Some(filled)
+    }
+
+    /// Exchanges a filled sheaf of `len` objects for an empty one, if there is one.
+    fn put(&self, filled: usize, len: u32) -> Option<usize> {
+        let mut inner = self.0.lock();
+        let empty = inner.empty.pop()?;
+        inner.filled.push((filled, len));
+        Some(empty)
+    }
+
+    /// Empties all sheaves: calls `each` with each filled one and its number of objects.
+    fn drain(&self, mut each: impl FnMut(usize, u32)) {
+        let mut inner = self.0.lock();
+        while let Some((sheaf, len)) = inner.filled.pop() {
+            each(sheaf, len);
+            inner.empty.push(sheaf);
+        }
+    }
+
+    fn objects(&self) -> u64 {
+        self.0.lock().filled.iter().map(|(_, len)| u64::from(*len)).sum()
     }
 }
 
@@ -307,8 +352,7 @@ struct Word {
 }
 
 impl Cells {
-    /// Makes empty sheaves, and opens the words. Fails with `NoMemory` when there is no address space for
-    /// them.
+    /// Makes empty sheaves, and opens the words. Fails with `NoMemory` when there is no address space.
     fn new(sheaves: usize, capacity: u32, rseq: Option<Restartable>) -> Result<Self> {
         let stride = (capacity as usize + 2).next_multiple_of(LINE_CELLS);
         let cells = Cells {
@@ -333,8 +377,7 @@ impl Cells {
         Ok(cells)
     }
 
-    /// Makes the words of this machine's CPUs and all sheaves resident. Fails with `NoMemory` when the system
-    /// gives none.
+    /// Makes the words of this machine's CPUs and all sheaves resident.
     fn populate(&self) -> Result<()> {
         // The words of CPUs -2 and -1 and the cells of closed words come before the word of CPU 0.
         self.cells.populate_range(0..(3 + cpu::possible()) * WORD_CELLS)?;
@@ -376,12 +419,10 @@ impl Cells {
         self.push_exclusively(object, hardened)
     }
 
-    /// Closes a CPU's word. The caller holds the CPU's slow lock.
     fn close(&self, cpu: usize) -> Word {
         self.decode(cpu, self.word(cpu).close(cpu, self.rseq))
     }
 
-    /// Closes the word of the CPU this thread ran on a moment ago, if it still does.
     fn close_local(&self, cpu: usize) -> Option<Word> {
         self.word(cpu).close_local(cpu, self.rseq).map(|word| self.decode(cpu, word))
     }
@@ -394,7 +435,6 @@ impl Cells {
         (operations / OPERATION) as u32
     }
 
-    /// Returns a CPU's word. The caller holds the CPU's slow lock and has not closed the word.
     fn peek(&self, cpu: usize) -> Word {
         self.decode(cpu, self.word(cpu).load_open())
     }

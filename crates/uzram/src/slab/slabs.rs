@@ -8,9 +8,8 @@
 //! page of each slab in the arena.
 //!
 //! A free object holds the link to the next one in its middle, where an overflow of its neighbour does not
-//! reach. The link is the next object's place, encoded with the object's own place and a secret of the
-//! cache: any other value decodes to a place at most once in 65536 times, and is otherwise found as
-//! corruption.
+//! reach. The link is the next object's place, encoded with the object's own place and a secret of the cache:
+//! any other value decodes to a place at most once in 65536 times, and is otherwise found as corruption.
 //!
 //! Lock: the table of free numbers has its own, a leaf. Everything else here is used by the owner of the
 //! slab or the object.
@@ -27,12 +26,12 @@ use super::word::{NONE, SlabWord, State};
 const PAGE_PLACE_BITS: u32 = (PAGE_SIZE / UNIT_BYTES).ilog2();
 /// A flag beside the origin of a page of names, which is a multiple of 8: the slab exists.
 const THERE: u64 = 1;
-/// The byte that debug builds fill free objects with: the kernel's POISON_FREE.
-#[cfg(all(debug_assertions, not(loom)))]
+/// Whether objects are checked (`checked`): in debug builds, but not in models, whose arena holds none.
+pub(super) const CHECKS: bool = cfg!(all(debug_assertions, not(loom)));
+/// The byte that free objects are then filled with: the kernel's POISON_FREE.
 pub(super) const POISON: u8 = 0x6b;
 pub(super) const NO_SLAB: u32 = u32::MAX;
-/// As the previous slab: the slab is not on the node partial list. The kernel has a flag for that,
-/// on_partial.
+/// As the previous slab: the slab is not on the node partial list (the kernel's flag on_partial).
 pub(super) const OFF_LIST: u32 = NO_SLAB - 1;
 
 #[derive(Debug, Default)]
@@ -91,8 +90,7 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// Makes the tables for `max_slabs` slabs (at most as many as names can address). Fails with `NoMemory`
-    /// when there is no address space for the tables.
+    /// Makes the tables for `max_slabs` slabs, or as many as names can address.
     pub(super) fn new(
         arena: Arc<Arena>,
         layout: Layout,
@@ -128,8 +126,7 @@ impl Slabs {
         })
     }
 
-    /// Makes the tables resident, up to the entries of the last possible slab. Fails with `NoMemory` when the
-    /// system gives none.
+    /// Makes the tables resident, up to the entries of the last possible slab.
     pub(super) fn populate(&self) -> Result<()> {
         self.slabs.populate()?;
         self.origins.populate_range(0..self.first_page_of_names(self.max_slabs).min(self.origins.len()))
@@ -140,7 +137,6 @@ impl Slabs {
         self.gone.get() * self.layout.pages as u64
     }
 
-    #[cfg(not(loom))]
     pub(super) fn table_resident_bytes(&self) -> usize {
         self.slabs.resident_bytes() + self.origins.resident_bytes()
     }
@@ -182,7 +178,6 @@ impl Slabs {
         at_origin(origin.load(Ordering::Acquire), object)
     }
 
-    /// Returns the address of an object, if `object` may be one.
     #[inline]
     pub(super) fn hint(&self, object: u32) -> Option<*const u8> {
         let (slab, at) = self.split(object);
@@ -293,8 +288,7 @@ impl Slabs {
         &self.links[slab as usize * per_slab + usize::from(at)]
     }
 
-    /// Walks a chain of `len` objects (at least 1) from `first`; returns the last one, or `None` if the
-    /// chain is damaged.
+    /// Returns the last object of a chain of `len` (at least 1) from `first`; `None` if it is damaged.
     pub(super) fn last_of(&self, slab: u32, first: u16, len: u16) -> Option<u16> {
         (1..len).try_fold(first, |at, _| self.next(slab, at).filter(|next| *next != NONE))
     }
@@ -317,11 +311,11 @@ impl Slabs {
         if let Some(pages) = &self.pages {
             pages[slab as usize].store(run.page + 1, Ordering::Release);
         }
-        #[cfg(all(debug_assertions, not(loom)))]
-        // SAFETY: the run belongs to this slab, none of whose objects is in use, and its pages are committed.
-        unsafe {
-            self.start(slab).write_bytes(POISON, self.layout.pages * PAGE_SIZE)
-        };
+        if CHECKS {
+            // SAFETY: the run belongs to this slab, none of whose objects is in use, and its pages are
+            // committed.
+            unsafe { self.start(slab).write_bytes(POISON, self.layout.pages * PAGE_SIZE) };
+        }
         let stride = self.layout.stride();
         for object in 0..self.layout.objects {
             let next = if object + 1 < self.layout.objects { (object + 1) * stride } else { NONE };
@@ -355,7 +349,6 @@ impl Slabs {
         self.arena.free_run(Run { page, pages: pages as u8 }, Account::Slab, pages);
     }
 
-    /// Gives all slabs back to the arena, whether empty or not.
     pub(super) fn discard_all(&self) {
         if self.pages.is_some() {
             // The slabs stay, for another process.
@@ -371,7 +364,6 @@ impl Slabs {
 
     /// Returns the address of an object of another process's slab, if `object` can be one: its slab is in the
     /// slab table and in memory. Call it after [`Arena::find_resident`], before the slab is adopted.
-    #[cfg(not(loom))]
     pub(super) fn find(&self, object: u32) -> Option<*mut u8> {
         let (slab, at) = self.split(object);
         let page = self.page_of(slab).filter(|_| self.is_place(at))?;
@@ -379,14 +371,12 @@ impl Slabs {
     }
 
     /// Returns the first page of another process's slab, if the slab is in memory.
-    #[cfg(not(loom))]
     fn page_of(&self, slab: u32) -> Option<u32> {
         let pages = self.pages.as_ref().filter(|_| slab < self.max_slabs)?;
         let page = pages[slab as usize].load(Ordering::Relaxed).checked_sub(1)?;
         self.arena.is_resident(page, self.layout.pages as u32).then_some(page)
     }
 
-    #[cfg(not(loom))]
     pub(super) fn found_slabs(&self) -> Result<u32> {
         let mut end = 0;
         if let Some(pages) = &self.pages {
@@ -397,7 +387,6 @@ impl Slabs {
 
     /// Takes the run of another process's slab; returns whether it did. If the run cannot be taken, or if the
     /// slab has no objects in use, removes the slab from the slab table.
-    #[cfg(not(loom))]
     pub(super) fn claim(&self, slab: u32, has_objects: bool) -> bool {
         let pages = self.layout.pages as u8;
         let run = self.page_of(slab).filter(|_| has_objects).map(|page| Run { page, pages });
@@ -410,18 +399,17 @@ impl Slabs {
 
     /// Makes a claimed slab one of this cache. `is_used` returns whether the object of an index is in use.
     /// Returns whether the slab has free objects.
-    #[cfg(not(loom))]
     pub(super) fn adopt(&self, slab: u32, is_used: impl Fn(u16) -> bool) -> bool {
         let Some(page) = self.page_of(slab) else { return false };
         self.begin(slab, page);
         let (stride, objects) = (self.layout.stride(), self.layout.objects);
         let mut state = State { inuse: objects, ..State::full(objects, false) };
         for index in (0..objects).rev().filter(|index| !is_used(*index)) {
-            #[cfg(debug_assertions)]
-            // SAFETY: the object is free, and no other thread knows its slab.
-            unsafe {
-                self.address(self.name(slab, index * stride)).write_bytes(POISON, self.layout.stride_bytes)
-            };
+            if CHECKS {
+                let start = self.address(self.name(slab, index * stride));
+                // SAFETY: the object is free, and no other thread knows its slab.
+                unsafe { start.write_bytes(POISON, self.layout.stride_bytes) };
+            }
             self.set_next(slab, index * stride, state.free);
             (state.free, state.inuse) = (index * stride, state.inuse - 1);
         }
@@ -430,7 +418,6 @@ impl Slabs {
     }
 
     /// Continues the numbering of slabs at `end`; unused numbers below it are free.
-    #[cfg(not(loom))]
     pub(super) fn end_adoption(&self, end: u32) {
         let mut numbers = self.numbers.lock();
         numbers.fresh = end;

@@ -8,11 +8,10 @@
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
 
-/// Whether slow paths count.
 static COUNTING: Counter = Counter::new(0);
 
-/// Turns counting of slow path events, and measuring of `list_lock`'s hold time, on or off for every cache of
-/// this process. Off by default.
+/// Turns counting of slow path events, and measuring of `list_lock`'s hold time, on or off for all caches of
+/// this process; off by default.
 pub fn set_counting(on: bool) {
     COUNTING.set(on.into());
 }
@@ -47,7 +46,6 @@ impl Counters {
         counters.into_iter().zip(counts).for_each(|(stat, n)| self.add_for(cpu, stat, n));
     }
 
-    /// Counts `n` for one CPU, whether counting is on or not.
     pub(super) fn add_for(&self, cpu: usize, stat: Stat, n: u64) {
         self.0.of(cpu)[stat as usize].add(n);
     }
@@ -65,13 +63,11 @@ impl Counters {
         }
     }
 
-    /// Returns each CPU's counters, by `Stat as usize`.
     pub(super) fn read(&self) -> Vec<[u64; Stat::COUNT]> {
         self.0.iter().map(|counters| std::array::from_fn(|stat| counters[stat].get())).collect()
     }
 }
 
-/// Declares the counters and their names, in one list.
 macro_rules! stats {
     ($($(#[$doc:meta])* $stat:ident $name:literal,)*) => {
         /// One counter.

@@ -12,10 +12,9 @@ use crate::lru;
 
 use super::{BackingOptions, Designs, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, WritebackLimit};
 
-/// Pages of a zspage at most. Zspages are charged page by page, so that long ones waste nothing
-/// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
-/// memory is 1.024 x the compressed bytes at 64 MiB of data and 1.013 x at 1 GiB; with the
-/// kernel's 8 it is 1.028 x and 1.023 x.
+/// Pages of a zspage at most. Zspages are charged page by page, so that long ones waste nothing while they
+/// fill, and then 16 pages pack tightest: on mixed pages with lz4, pool memory is 1.024 x the compressed
+/// bytes at 64 MiB of data and 1.013 x at 1 GiB; with the kernel's 8 it is 1.028 x and 1.023 x.
 pub const DEFAULT_CHAIN_SIZE: usize = 16;
 /// How many pages a CPU's run cache moves at a time.
 pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
@@ -104,7 +103,6 @@ impl StoreBuilder {
     }
 }
 
-/// Declares methods that each set a field: `name(argument: type) => field: value`.
 macro_rules! setters {
     ($($(#[$doc:meta])* $name:ident($argument:ident: $type:ty) => $field:ident: $value:expr;)*) => {
         impl StoreBuilder {
@@ -140,15 +138,13 @@ setters! {
     backing(backing: BackingOptions) => backing: Some(backing);
     /// Sets how much may be written to the backing device. The default is no limit.
     writeback_limit(limit: WritebackLimit) => writeback_limit: limit;
-    /// Sets how many writes to the backing device may be in flight, from 1 to [`MAX_WRITEBACK_BATCH`].
-    ///
-    /// [`MAX_WRITEBACK_BATCH`]: super::MAX_WRITEBACK_BATCH
+    /// Sets how many writes to the backing device may be in flight, from 1 to
+    /// [`MAX_WRITEBACK_BATCH`](super::MAX_WRITEBACK_BATCH).
     writeback_batch(writes: u64) => writeback_batch: Some(writes);
     /// Sets which pages are reclaimed in the background, and when.
     policy(policy: ReclaimPolicy) => policy: policy;
 }
 
-/// Settings for measurements.
 #[cfg(feature = "designs")]
 impl StoreBuilder {
     /// Sets the lock design of the pool.
@@ -170,17 +166,6 @@ impl StoreBuilder {
     }
 }
 
-#[cfg(feature = "designs")]
-setters! {
-    /// Sets the maximum number of pages of a zspage.
-    chain_size(pages: usize) => chain_size: pages;
-    /// Sets the size of each CPU's pagevec, 1 to [`lru::MAX_PAGEVEC_PAGES`].
-    lru_pagevec_pages(pages: usize) => lru_pagevec_pages: pages;
-    /// Sets how many pages a CPU's run cache moves at a time; 0 for no run caches.
-    run_cache_batch_pages(pages: usize) => run_cache_batch_pages: pages;
-}
-
-/// Checks that a memory limit leaves room for the reserve, and for the first pages.
 pub(crate) fn check_limit(limit_pages: u64, reserve_pages: u64) -> Result<()> {
     let reserve_pages = reserve_chunks(reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
     // The reserve is filled before the first write, and includes the two chunks that the first page needs.

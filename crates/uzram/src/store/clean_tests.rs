@@ -48,7 +48,6 @@ struct Model {
 }
 
 impl Model {
-    /// Writes each page once.
     fn new(len_bytes: u64, pages: u64, seed: u64, makes: fn(u64) -> Page) -> Model {
         let store = store_on(Memory::backing(len_bytes), PACKED, config(pages));
         write(&store, 0..pages, makes);
@@ -91,8 +90,6 @@ impl Model {
     }
 }
 
-/// However much of a device is live: what is written is bounded by what is overwritten, nothing is written
-/// without clients, and no page is lost.
 #[test]
 fn what_is_written_is_bounded_at_any_live_share() {
     for seed in 0..12 {
@@ -150,7 +147,6 @@ fn overwriting_costs_what_the_theory_says() {
     }
 }
 
-/// A device that was full takes pages again when others are discarded, and is not full before one comes.
 #[test]
 fn a_full_device_goes_on_when_pages_are_gone() {
     for seed in 0..4 {
@@ -171,7 +167,6 @@ fn a_full_device_goes_on_when_pages_are_gone() {
     }
 }
 
-/// The same of single blocks, with checksums, and of objects.
 #[test]
 fn a_full_device_of_blocks_or_objects_goes_on_when_pages_are_gone() {
     const PAGES: u64 = 400;
@@ -193,8 +188,7 @@ fn a_full_device_of_blocks_or_objects_goes_on_when_pages_are_gone() {
     }
 }
 
-/// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is
-/// taken once pages are gone.
+/// Writes are refused when nothing can leave, then the policy rests; and they succeed once pages are gone.
 #[test]
 fn a_policy_rests_while_the_device_is_full() {
     const PAGES: u64 = 4000;

@@ -20,7 +20,6 @@ mod chosen {
     pub type StoreLru = Lru<Batched>;
     pub type StoreStreams<S> = PerCpu<S>;
 
-    /// There is one of each.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Designs;
 
@@ -40,7 +39,6 @@ mod chosen {
             PerCpu::new(make)
         }
 
-        /// Returns the names of the designs of pool, LRU and streams.
         pub fn names(self) -> [String; 3] {
             [Pinned::NAME, Batched::NAME, "percpu"].map(str::to_owned)
         }
@@ -64,7 +62,6 @@ mod chosen {
     pub type StoreLru = AnyLru;
     pub type StoreStreams<S> = AnyStreams<S>;
 
-    /// One of each.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Designs {
         pub pool: PoolDesign,

@@ -20,7 +20,6 @@ pub(super) fn config(pages: u64) -> StoreBuilder {
     }
 }
 
-/// Returns a compressible page: all bytes are `seed` but the first.
 pub(super) fn contents(seed: u8) -> Page {
     let mut page = [seed; PAGE_SIZE];
     page[0] = !seed;
@@ -35,12 +34,12 @@ pub(super) fn read(store: &Store, page: u64) -> u8 {
     seed
 }
 
-pub(super) fn spawn<T: 'static>(
-    store: &Arc<Store>,
-    run: impl FnOnce(&Store) -> T + 'static,
+pub(super) fn spawn<S: 'static, T: 'static>(
+    shared: &Arc<S>,
+    run: impl FnOnce(&S) -> T + 'static,
 ) -> thread::JoinHandle<T> {
-    let store = Arc::clone(store);
-    thread::spawn(move || run(&store))
+    let shared = Arc::clone(shared);
+    thread::spawn(move || run(&shared))
 }
 
 pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
@@ -56,13 +55,12 @@ pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
     });
 }
 
-/// A page is read while it is overwritten, its old object freed and the memory reused.
 #[test]
 fn loom_store_reads_against_overwriting() {
     model(|| {
         let store = store(2);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let writer = spawn(&store, |store| {
+        let writer = spawn(&store, |store: &Store| {
             store.write(PageNo(0), &contents(2)).expect("memory");
             // Takes the memory of the first object, if it is free.
             store.write(PageNo(1), &contents(3)).expect("memory");
@@ -74,12 +72,11 @@ fn loom_store_reads_against_overwriting() {
     });
 }
 
-/// Two writers of one page: one of them wins, and no object of the other is left.
 #[test]
 fn loom_store_writes_against_writing() {
     model(|| {
         let store = store(1);
-        let writer = spawn(&store, |store| store.write(PageNo(0), &contents(2)).expect("memory"));
+        let writer = spawn(&store, |store: &Store| store.write(PageNo(0), &contents(2)).expect("memory"));
         store.write(PageNo(0), &contents(1)).expect("memory");
         writer.join().expect("no panic");
         assert!(matches!(read(&store, 0), 1 | 2));
@@ -92,7 +89,7 @@ fn loom_store_reads_against_discarding() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let reader = spawn(&store, |store| assert!(matches!(read(store, 0), 0 | 1)));
+        let reader = spawn(&store, |store: &Store| assert!(matches!(read(store, 0), 0 | 1)));
         store.discard(PageNo(0));
         reader.join().expect("no panic");
         assert_eq!((read(&store, 0), store.stats().pages_stored), (0, 0));
@@ -105,7 +102,7 @@ fn loom_store_reads_against_discarding() {
 fn loom_store_states_against_writing() {
     model(|| {
         let store = store(1);
-        let writer = spawn(&store, |store| {
+        let writer = spawn(&store, |store: &Store| {
             store.write(PageNo(0), &contents(1)).expect("memory");
             store.zero(PageNo(0));
         });

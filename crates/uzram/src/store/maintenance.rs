@@ -34,9 +34,7 @@ struct Shared {
     arena: Arc<Arena>,
     /// The percentage of the pool's pages that compaction must be able to free before it begins; 0 for never.
     threshold_percent: Counter,
-    /// The maximum bytes of objects moved in a second.
     rate_bytes_per_s: Counter,
-    /// Not 0 when the thread is to end.
     ends: Counter,
 }
 
@@ -53,7 +51,6 @@ impl Maintenance {
         Maintenance { name: format!("uzram-{}", builder.name), shared, thread }
     }
 
-    /// Starts the thread, which there is not, or not any more.
     pub(super) fn begin(&self) -> Result<()> {
         // Without a releaser, frees give memory back themselves.
         let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_releaser(None);

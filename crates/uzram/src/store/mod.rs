@@ -1,21 +1,6 @@
 //! The store: page number to contents. A slot table, compression streams, a zsmalloc pool, and an LRU that
 //! says which pages are cold.
 //!
-//! Each operation has its own file; this one defines the struct and its constructor.
-//!
-//! | operation | file |
-//! |---|---|
-//! | write a page, or a part of one; make room at the limit | `write.rs` |
-//! | read a page, or a part of one | `read.rs` |
-//! | discard pages; zero pages, or parts of them | `discard.rs` |
-//! | query the states of pages, mark them idle, compact | `states.rs` |
-//! | recompress pages | `recompress.rs` |
-//! | write pages back, read them from the backing device | `writeback/` |
-//! | reclaim at the watermarks | `policy/` |
-//! | compact in the background | `maintenance.rs` |
-//! | build a store, change its settings, report statistics | `builder.rs`, `settings.rs`, `stats.rs` |
-//! | outlive the process | `survive/` |
-//!
 //! Lock order: slot, stream, then the pool's or the LRU's. No thread waits for a backing device or for
 //! reclaim while it holds a slot's lock.
 
@@ -36,17 +21,6 @@ mod stats;
 mod stream;
 #[cfg(not(loom))]
 mod survive;
-/// Loom models have no files.
-#[cfg(loom)]
-mod survive {
-    pub(super) enum Memory {}
-
-    impl Memory {
-        pub(super) fn regions(&self) -> super::Regions<'_> {
-            match *self {}
-        }
-    }
-}
 mod table_pages;
 mod write;
 mod writeback;
@@ -100,10 +74,11 @@ pub use recompress::{Candidates, Recompression};
 use reserve::Refiller;
 pub use slot::PageState;
 use slot::Slots;
-pub use states::BlockState;
 use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;
+#[cfg(not(loom))]
+pub(crate) use survive::check_machine;
 #[cfg(not(loom))]
 pub use survive::{AttachProgress, Attached, KeptMemory, LAYOUT_VERSION, StandBy};
 use writeback::BackingDevice;
@@ -139,7 +114,6 @@ pub enum Wait {
 /// See the [module's documentation](self).
 pub struct Store {
     slots: Slots,
-    /// Compresses pages when they are written.
     codec: Codec,
     /// The recompression algorithms, by priority; the first has priority 1.
     recompression: [Option<Codec>; MAX_RECOMPRESSION],
@@ -150,7 +124,6 @@ pub struct Store {
     lru: Option<StoreLru>,
     counters: PerCpu<Share>,
     checksum: bool,
-    /// Where cold pages are written back to, if anywhere.
     backing: Option<Box<BackingDevice>>,
     watermarks: Watermarks,
     // Loom models start no background threads.
@@ -189,6 +162,7 @@ fn pool_config(builder: &StoreBuilder, regions: Option<PoolRegions>) -> PoolConf
     }
 }
 
+#[cfg(not(loom))]
 impl Store {
     fn new(builder: &StoreBuilder) -> Result<Self> {
         builder.check()?;
@@ -197,24 +171,69 @@ impl Store {
 
     /// Builds a store, in private memory or in `memory`, and restores the store that is in there.
     fn assemble(builder: &StoreBuilder, memory: Option<survive::Memory>) -> Result<Self> {
-        #[cfg_attr(loom, allow(unused_mut))]
-        let mut store = Store::empty(builder, memory.as_ref())?;
-        #[cfg(not(loom))]
-        if let Some(memory) = memory.as_ref().filter(|memory| memory.holds_store) {
-            store.restore_from(memory)?;
+        let memory = memory.as_ref();
+        let mut store = Store::empty(builder, memory.map(survive::Memory::regions).unwrap_or_default())?;
+        store.live_settings = memory.map(survive::Memory::live_settings).transpose()?;
+        if let Some(memory) = memory.filter(|memory| memory.holds_store) {
+            survive::attach(&store, &memory.progress)?;
         }
         store.arena.set_limit_pages(builder.limit_pages);
-        #[cfg(not(loom))]
         store.start_threads(builder)?;
         store.set_policy(builder.policy);
-        #[cfg(not(loom))]
-        store.begin(builder, memory.as_ref())?;
+        store.begin(builder, memory)?;
         Ok(store)
     }
 
-    /// Makes the parts of a store, without threads. Those in `memory` are as another process left them.
-    fn empty(builder: &StoreBuilder, memory: Option<&survive::Memory>) -> Result<Self> {
-        let regions = memory.map(survive::Memory::regions).unwrap_or_default();
+    /// Starts the threads. With a reserve, all memory that reads and writes touch is there after this.
+    fn start_threads(&mut self, builder: &StoreBuilder) -> Result<()> {
+        self.maintenance.begin()?;
+        if builder.reserve_pages > 0 {
+            self.slots.populate()?;
+            self.lru.as_ref().map_or(Ok(()), StoreLru::populate)?;
+            self.pool.populate()?;
+            let (pool, arena) = (Arc::clone(&self.pool), Arc::clone(&self.arena));
+            self._refiller = Some(Refiller::start(&builder.name, pool, arena)?);
+        }
+        Ok(())
+    }
+
+    fn begin(&self, builder: &StoreBuilder, memory: Option<&survive::Memory>) -> Result<()> {
+        let begun = self.backing.as_ref().map_or(Ok(()), |backing| backing.log.backing.begin());
+        if memory.is_some_and(|memory| memory.holds_store) {
+            // One that was handed on may be in use already.
+            return Ok(());
+        }
+        begun?;
+        let Some(memory) = memory else { return Ok(()) };
+        self.keep_setting(|kept| *kept = builder.clone());
+        self.backing.iter().for_each(|backing| backing.allowance.change_limit(|_| ()));
+        memory.complete().inspect_err(|_| {
+            self.backing.iter().for_each(|backing| backing.log.backing.give_back());
+        })
+    }
+
+    /// Returns how much of [`Store::fixed_bytes`] is in memory now, plus the tables that grow with the pool.
+    pub fn table_resident_bytes(&self) -> usize {
+        // Whole pages are resident, and the last one may be used in part.
+        let unused_by_lru = |lru: &StoreLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
+        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
+            + self.lru.as_ref().map_or(0, unused_by_lru);
+        self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
+    }
+}
+
+impl Store {
+    /// Loom models have neither files nor threads.
+    #[cfg(loom)]
+    fn new(builder: &StoreBuilder) -> Result<Self> {
+        let store = Store::empty(builder, Regions::default())?;
+        store.arena.set_limit_pages(builder.limit_pages);
+        store.set_policy(builder.policy);
+        Ok(store)
+    }
+
+    /// Makes the parts of a store, without threads. Those in `regions` are as another process left them.
+    fn empty(builder: &StoreBuilder, regions: Regions<'_>) -> Result<Self> {
         let address_bytes = address_bytes(builder.pages);
         let is_ready = builder.reserve_pages > 0;
         #[cfg(not(loom))]
@@ -249,7 +268,7 @@ impl Store {
             #[cfg(not(loom))]
             _refiller: None,
             #[cfg(not(loom))]
-            live_settings: memory.map(survive::Memory::live_settings).transpose()?,
+            live_settings: None,
             slots: Slots::new_in(regions.slots, builder.pages)?,
             codec: primary,
             recompression,
@@ -261,52 +280,6 @@ impl Store {
             checksum: builder.checksum,
             backing: backing.transpose()?,
             watermarks: Watermarks::new(builder.policy),
-        })
-    }
-
-    #[cfg(not(loom))]
-    fn restore_from(&self, memory: &survive::Memory) -> Result<()> {
-        let found = survive::attach(&survive::Parts {
-            slots: &self.slots,
-            pool: &self.pool,
-            arena: &self.arena,
-            lru: self.lru.as_ref(),
-            log: self.backing.as_ref().map(|backing| &backing.log),
-            priorities: self.recompression.each_ref().map(Option::is_some),
-            progress: &memory.progress,
-        })?;
-        self.counters.local().add_all(&found);
-        self.backing.iter().for_each(|backing| backing.allowance.restore());
-        Ok(())
-    }
-
-    /// Starts the threads. With a reserve, all memory that reads and writes touch is there after this.
-    #[cfg(not(loom))]
-    fn start_threads(&mut self, builder: &StoreBuilder) -> Result<()> {
-        self.maintenance.begin()?;
-        if builder.reserve_pages > 0 {
-            self.slots.populate()?;
-            self.lru.as_ref().map_or(Ok(()), StoreLru::populate)?;
-            self.pool.populate()?;
-            let (pool, arena) = (Arc::clone(&self.pool), Arc::clone(&self.arena));
-            self._refiller = Some(Refiller::start(&builder.name, pool, arena)?);
-        }
-        Ok(())
-    }
-
-    #[cfg(not(loom))]
-    fn begin(&self, builder: &StoreBuilder, memory: Option<&survive::Memory>) -> Result<()> {
-        let begun = self.backing.as_ref().map_or(Ok(()), |backing| backing.log.backing.begin());
-        if memory.is_some_and(|memory| memory.holds_store) {
-            // One that was handed on may be in use already.
-            return Ok(());
-        }
-        begun?;
-        let Some(memory) = memory else { return Ok(()) };
-        self.keep_setting(|kept| *kept = builder.clone());
-        self.backing.iter().for_each(|backing| backing.allowance.change_limit(|_| ()));
-        memory.complete().inspect_err(|_| {
-            self.backing.iter().for_each(|backing| backing.log.backing.give_back());
         })
     }
 
@@ -325,6 +298,7 @@ impl Store {
     pub fn pages(&self) -> u64 {
         self.slots.pages()
     }
+
     /// Returns the current statistics.
     pub fn stats(&self) -> StoreStats {
         let arena = &self.arena;
@@ -370,16 +344,6 @@ impl Store {
             + self.stream_bytes.get() as usize
             + self.counters.bytes()
             + self.arena.reserve_table_bytes()
-    }
-
-    /// Returns how much of [`Store::fixed_bytes`] is in memory now, plus the tables that grow with the pool.
-    #[cfg(not(loom))]
-    pub fn table_resident_bytes(&self) -> usize {
-        // Whole pages are resident, and the last one may be used in part.
-        let unused_by_lru = |lru: &StoreLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
-        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
-            + self.lru.as_ref().map_or(0, unused_by_lru);
-        self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
     }
 
     /// Resets [`StoreStats::pool_pages_max`] to the current value.

@@ -40,7 +40,6 @@ struct Held {
     checked: Instant,
 }
 
-/// Clones share what they hold.
 #[derive(Clone)]
 pub(super) struct Shared(Arc<Held>);
 
@@ -60,7 +59,6 @@ impl Shared {
         }))
     }
 
-    /// Returns two, of which the second has objects that are sealed.
     fn both(len_bytes: u64) -> [Self; 2] {
         [false, true].map(|is_sealed| Self::with(len_bytes, is_sealed))
     }
@@ -74,7 +72,6 @@ impl Shared {
         (self.0.placement.get() as u32 & 0xff) << 24 | (extent.wrapping_mul(0x9e37_79b9) >> 8) | 1
     }
 
-    /// Returns how many objects are not where they should be.
     fn misplaced(&self) -> usize {
         self.0.held.lock().iter().filter(|((extent, _), (home, _))| *home != self.home_of(*extent)).count()
     }
@@ -87,7 +84,6 @@ impl Shared {
         Backing::Objects(Arc::new(self.clone()))
     }
 
-    /// Returns it behind others, as a whole backing.
     fn behind(&self, others: impl IntoIterator<Item = Backing>) -> Arc<Tiers> {
         tiers(others.into_iter().chain([self.tier()]), self.0.seal.clone())
     }
@@ -177,14 +173,12 @@ fn tiers(backings: impl IntoIterator<Item = Backing>, seal: Option<Arc<dyn Seal>
     Arc::new(Tiers::new(backings.into_iter().collect(), seal).expect("sizes"))
 }
 
-/// Writes pages, and has them leave.
 fn write(store: &Store, pages: impl IntoIterator<Item = u64>) {
     writeback_tests::write(store, pages, half_random);
     store.write_back(&ALL).expect("room");
 }
 
-/// Pages are overwritten at random while most of the space is taken: extents are cleaned, the objects of
-/// those are gone, and nothing is lost. In the end no object is left.
+/// Extents are cleaned, and their objects are gone; nothing is lost, and in the end no object is left.
 #[test]
 fn pages_are_overwritten_on_any_backing() {
     const PAGES: u64 = 2000;
@@ -246,7 +240,6 @@ fn single_blocks_are_refused() {
     assert_eq!((refused.kind(), refused.setting()), (ErrorKind::Unsupported, Some("writeback_layout")));
 }
 
-/// When the places of all copies have changed, all extents are rewritten, and nothing is lost.
 #[test]
 fn extents_in_danger_are_rewritten() {
     const PAGES: u64 = 2000;
@@ -266,8 +259,7 @@ fn extents_in_danger_are_rewritten() {
     }
 }
 
-/// Threads do all operations at once, on a backing with faults, alone or behind a file, and each checks its
-/// own pages against a model. The places of all objects change meanwhile.
+/// Threads check their own pages, with faults, while the places of all objects change.
 #[test]
 fn everything_at_once_on_objects_agrees_with_a_model() {
     let [plain, sealed] = Shared::both(2 << 20);
@@ -305,8 +297,7 @@ fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
     store.backing_stats().pages_read_ahead - before
 }
 
-/// Readers with a steady step find whole extents that were read ahead of them, several at once; one without
-/// finds few, and hardly any extent is read for it.
+/// Readers with a steady step find whole extents, several at once; one without has hardly any read.
 #[test]
 fn extents_are_read_ahead_where_there_is_a_trend() {
     const FAR: u64 = 20_000;
@@ -338,7 +329,6 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
     }
 }
 
-/// A backing that does not answer for a while: cleaning and rescuing give up, and go on when it does.
 #[test]
 fn extents_that_cannot_be_read_now_are_tried_again() {
     const PAGES: u64 = 700;
@@ -366,7 +356,6 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     check(&store, 0..PAGES, half_random);
 }
 
-/// Extents in danger that cannot be read: all others are rewritten, though only a few are waited for.
 #[test]
 fn extents_that_cannot_be_read_hold_up_no_others() {
     const PAGES: u64 = 2000;
@@ -473,7 +462,6 @@ fn tiers_are_stopped_once_all_are() {
     assert_eq!((state(&both), state(&with_file)), ((2, true, false, true), (1, false, true, false)));
 }
 
-/// While a tier is down, the others are cleaned, whatever is free or dead in it.
 #[test]
 fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
     // The pages of the second tier, and those written before it is down, which clean it.

@@ -18,7 +18,6 @@ use super::{Store, Wait};
 pub(super) enum Then {
     /// It returns to memory, if it is used often or there is room.
     Return,
-    /// It stays there.
     Stay,
 }
 
@@ -151,7 +150,6 @@ impl Store {
         }
     }
 
-    /// Fails if a decoded page does not match its checksum, where the store keeps checksums.
     #[inline]
     pub(super) fn verify(&self, checksum: u32, page: &Page) -> Result<()> {
         if self.checksum && crc32fast::hash(page) != checksum {

@@ -101,7 +101,6 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// The position before all candidates.
     pub(super) const FIRST: Cursor = Cursor { bucket: BUCKETS - 1, page: 0 };
 
     fn is_before(self, bucket: usize, page: u64) -> bool {
@@ -213,9 +212,8 @@ impl Store {
         Ok((tried != Recompressed::Untried, slot))
     }
 
-    /// Tries algorithms of higher priority than that of the page `old`, one after another, until one makes an
-    /// object of a smaller size class. `encode` compresses the page with the algorithm of a priority, if
-    /// there is one.
+    /// Tries algorithms of higher priority than that of the page `old`, until one makes an object of a
+    /// smaller size class. `encode` compresses the page with the algorithm of a priority, if there is one.
     pub(super) fn first_smaller(
         &self,
         old: Peek,
@@ -239,9 +237,9 @@ impl Store {
         outcome
     }
 
-    /// Publishes the smaller object that a page has become, or marks the page. This does not count as a use
-    /// of the page: the LRU is not updated. `object` returns the bytes of an object of a length. Returns the
-    /// slot if the page did not become smaller.
+    /// Publishes the smaller object that a page has become, or marks the page; neither is a use of the page.
+    /// `object` returns the bytes of an object of a length. Returns the slot if the page did not become
+    /// smaller.
     pub(super) fn finish_recompression<'a, 'o>(
         &self,
         mut slot: SlotGuard<'a>,

@@ -26,11 +26,8 @@ fn recompressing(names: [&str; MAX_RECOMPRESSION]) -> Store {
 
 fn states(store: &Store) -> Vec<(u64, String)> {
     let mut states = Vec::new();
-    store.block_states(0..store.pages(), |page, _, state| {
-        let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
-        let flags = [same, backed, huge, idle, recompressed, incompressible];
-        let letters = flags.iter().zip("swhirn".chars()).filter(|(is_set, _)| **is_set);
-        states.push((page, letters.map(|(_, letter)| letter).collect()));
+    store.block_states(0..store.pages(), |page, _, flags| {
+        states.push((page, String::from_utf8_lossy(&flags).replace('.', "")));
         true
     });
     states

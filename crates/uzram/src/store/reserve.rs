@@ -1,9 +1,7 @@
 //! The thread that fills a store's reserve of memory ahead of need: see [`Arena::with_reserve_in`].
 //!
-//! The thread does nothing else, because it may wait for the system for a long time. No other thread waits
-//! for it.
-//!
-//! Lock order: the thread holds no lock while it fills a chunk.
+//! Lock order: the thread holds no lock while it fills a chunk, which may take long: it does nothing else,
+//! and no other thread waits for it.
 
 use std::ops::Range;
 use std::thread::JoinHandle;
@@ -34,7 +32,6 @@ pub(super) struct Refiller {
 struct Shared {
     pool: Arc<StorePool>,
     arena: Arc<Arena>,
-    /// Not 0 when the thread is to end.
     ends: Counter,
 }
 

@@ -18,14 +18,12 @@ fn config(pages: u64, reserve_chunks: u64) -> StoreBuilder {
     StoreBuilder { reserve_pages: reserve_chunks * CHUNK, ..StoreBuilder::new("test", pages) }
 }
 
-/// Writes pages that do not compress until a write fails. Returns the page and the error.
 fn write_until_it_fails(store: &Store) -> (u64, Error) {
     (0..)
         .find_map(|at| Some((at, store.write(PageNo::from_number(at), &raw(at)).err()?)))
         .expect("it fails some time")
 }
 
-/// Retries a write until it succeeds.
 fn write_at_last(store: &Store, at: u64, contents: &Page) {
     until("a write", || store.write(PageNo::from_number(at), contents).is_ok());
 }
@@ -93,12 +91,10 @@ fn a_write_fails_at_the_limit_until_that_is_raised() {
     assert!(stats.charged_pages <= 2 * CHUNK && stats.reserve_free_pages == 0, "{stats:?}");
 }
 
-/// Returns a page whose object takes from nothing up to about 3 KiB.
 fn mixed(seed: u64) -> Page {
     noise(seed as usize % 7 * 512, seed)
 }
 
-/// At the limit, pages are reclaimed before the reserve is used up, and whole chunks become free.
 #[test]
 fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
     for order in ReclaimOrder::ALL {
@@ -140,7 +136,6 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
     }
 }
 
-/// The watermarks are percentages of the limit less the reserve, but of at least half of the limit.
 #[test]
 fn marks_are_of_what_the_reserve_leaves() {
     let of = |pages: u64| [pages * 95 / 100, pages * 90 / 100];
@@ -193,7 +188,6 @@ fn a_reserve_that_cannot_be_is_refused() {
     put(&store(&StoreBuilder { limit_pages: 2 * CHUNK, ..config(1024, 2) }), 0, &raw(0));
 }
 
-/// With a reserve, the fixed memory is resident from the beginning, and does not grow.
 #[test]
 fn fixed_tables_are_there_from_the_beginning() {
     let without = store(&config(64 << 10, 0));
@@ -213,7 +207,6 @@ fn fixed_tables_are_there_from_the_beginning() {
     assert_eq!(store.slots.table_memory_bytes(), (64 << 10) * slot::SLOT_BYTES);
 }
 
-/// Compaction empties whole chunks, which go back to the system; the remaining pages keep their contents.
 #[test]
 fn a_scattered_store_is_packed_by_whole_chunks() {
     let pages = 24 << 10;

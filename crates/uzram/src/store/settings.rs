@@ -38,7 +38,7 @@ impl Store {
         failures::note();
     }
 
-    /// Sets [`run_cache_batch_pages`](super::StoreBuilder::run_cache_batch_pages).
+    /// Sets how many pages a CPU's run cache moves at a time; 0 for no run caches.
     /// Fails with `Invalid` above [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
     #[cfg(feature = "designs")]
     pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
@@ -47,7 +47,7 @@ impl Store {
         Ok(())
     }
 
-    /// Sets [`lru_pagevec_pages`](super::StoreBuilder::lru_pagevec_pages).
+    /// Sets the size of each CPU's pagevec.
     /// Fails with `Invalid` for 0, or above [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
     #[cfg(feature = "designs")]
     pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {

@@ -60,21 +60,17 @@ unsafe impl Entry for Slot {
     }
 }
 
-/// What a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
     /// Nothing: it reads as zeros.
     Empty,
-    /// One repeated word.
     Same(u64),
-    /// An object in the pool.
     Stored {
         handle: u32,
         /// Its length, 1..=4096; 4096 for a huge page, which is stored uncompressed.
         len: u16,
         /// The page's checksum, where the store keeps checksums; else 0.
         checksum: u32,
-        /// The priority of the algorithm that compressed it.
         priority: u8,
     },
     Backed(Backed),
@@ -86,9 +82,7 @@ pub(super) enum Contents {
 pub(super) struct Backed {
     /// Its offset on the device, in bytes.
     pub(super) place: u64,
-    /// Its length, 1..=4096; 4096 for an uncompressed page.
     pub(super) len: u16,
-    /// The priority of the algorithm that compressed it.
     pub(super) priority: u8,
 }
 
@@ -135,7 +129,6 @@ impl Peek {
         (self.0 & LEN_MASK) as usize
     }
 
-    /// Returns whether the page is stored uncompressed.
     pub(super) fn is_huge(self) -> bool {
         self.len_bytes() == PAGE_SIZE
     }
@@ -144,7 +137,6 @@ impl Peek {
         self.0 & IDLE != 0
     }
 
-    /// Returns whether no algorithm makes the page smaller.
     pub(super) fn is_incompressible(self) -> bool {
         self.0 & INCOMPRESSIBLE != 0
     }
@@ -220,11 +212,8 @@ pub(super) struct Slots {
 
 pub(super) struct SlotGuard<'a>(WideGuard<'a>);
 
-/// The result of trying a slot's lock.
 pub(super) enum Tried<'a> {
-    /// The caller holds it now.
     Locked(SlotGuard<'a>),
-    /// Another thread holds it.
     Busy,
     /// The page holds nothing: its slot is not in memory.
     Empty,
@@ -283,7 +272,6 @@ impl Slots {
         self.table_pages.present()
     }
 
-    /// Locks the slot of `page`; waits if another thread holds it.
     #[inline]
     pub(super) fn lock(&self, page: PageNo) -> SlotGuard<'_> {
         let slot = self.table[page.index()].0.lock(&self.waiters, page.index());
@@ -317,7 +305,6 @@ impl Slots {
         }
     }
 
-    /// Gives back the table's page that holds the slot of `page`, if all its slots are empty.
     fn release_if_empty(&self, page: u64) {
         // SAFETY: `TablePages::leave` calls this while all slots of the table's page are closed, so that no
         // other thread changes a slot before it finds the slot's lock free.
@@ -512,7 +499,6 @@ impl SlotGuard<'_> {
         self.0.set_bits(flags & !IDLE | idle);
     }
 
-    /// Marks the page as incompressible until it is written again.
     pub(super) fn set_incompressible(&mut self) {
         if self.peek().is_stored() {
             self.0.set_bits(self.0.bits() | INCOMPRESSIBLE);

@@ -10,23 +10,6 @@ use crate::zsmalloc::{Budget, Effort};
 
 use super::{PageState, Store};
 
-/// How a page is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockState {
-    /// Same-filled: one repeated word.
-    pub same: bool,
-    /// On the backing device.
-    pub backed: bool,
-    /// Uncompressed.
-    pub huge: bool,
-    /// Marked as idle, and not used since.
-    pub idle: bool,
-    /// Compressed by a recompression algorithm.
-    pub recompressed: bool,
-    /// No algorithm made it smaller.
-    pub incompressible: bool,
-}
-
 impl Store {
     /// Returns the state of `page`, and the number of consecutive pages from `page` on that are in it: at
     /// least 1, at most `max_pages`, which bounds the work. Takes no lock: the state of each page is one that
@@ -47,20 +30,23 @@ impl Store {
     }
 
     /// Calls `line` for each of `pages` that holds something, until `line` returns false. The arguments are
-    /// the page's number, its last use in seconds of the system's uptime, and how it is stored.
-    pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
+    /// the page's number, its last use in seconds of the system's uptime, and its flags as the kernel shows
+    /// them, each a letter or a dot: `s` same-filled, `w` on the backing device, `h` uncompressed, `i` marked
+    /// as idle and not used since, `r` recompressed, `n` made smaller by no algorithm.
+    pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, [u8; 6]) -> bool) {
         for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
             let peek = self.slots.peek(page);
             if peek.is_same() || peek.is_stored() || peek.is_backed() {
-                let state = BlockState {
-                    same: peek.is_same(),
-                    backed: peek.is_backed(),
-                    huge: peek.is_huge(),
-                    idle: peek.is_idle(),
-                    recompressed: peek.priority() > 0,
-                    incompressible: peek.is_incompressible(),
-                };
-                if !line(page.number(), self.slots.used_s(page), state) {
+                let flag = |is_set: bool, letter: u8| if is_set { letter } else { b'.' };
+                let flags = [
+                    flag(peek.is_same(), b's'),
+                    flag(peek.is_backed(), b'w'),
+                    flag(peek.is_huge(), b'h'),
+                    flag(peek.is_idle(), b'i'),
+                    flag(peek.priority() > 0, b'r'),
+                    flag(peek.is_incompressible(), b'n'),
+                ];
+                if !line(page.number(), self.slots.used_s(page), flags) {
                     break;
                 }
             }

@@ -69,7 +69,6 @@ per_cpu_counters! {
 }
 
 impl Share {
-    /// Counts that a page now holds `new` instead of `old`.
     #[inline]
     pub(super) fn replaced(&self, old: &Contents, new: &Contents) {
         let counters = [

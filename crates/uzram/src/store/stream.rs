@@ -13,7 +13,6 @@ use crate::stream::Streams;
 use super::Designs;
 use super::designs::StoreStreams;
 
-/// A codec's states and a buffer for one compressed page.
 pub(super) struct Stream {
     pub(super) encoder: Encoder,
     pub(super) decoder: Decoder,
@@ -108,7 +107,6 @@ impl Codec {
         }
     }
 
-    /// Returns how often a thread waited because all streams were in use.
     pub(super) fn sleeps(&self) -> u64 {
         self.streams.sleeps()
     }

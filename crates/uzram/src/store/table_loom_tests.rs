@@ -1,11 +1,11 @@
 //! Loom tests of pages of the slot table that leave while their slots are used. A page has two slots under
 //! loom.
 
+use super::loom_tests::spawn;
 use super::slot::{Contents, Slots};
 use super::*;
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::PageNo;
-use loom::thread;
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -26,17 +26,11 @@ fn discard(slots: &Slots, page: u64) {
     slots.discard(page..page + 1, |page| _ = slots.lock(page).replace(Contents::Empty));
 }
 
-fn spawn(slots: &Arc<Slots>, run: impl FnOnce(&Slots) + 'static) -> thread::JoinHandle<()> {
-    let slots = Arc::clone(slots);
-    thread::spawn(move || run(&slots))
-}
-
-/// Contents written to a slot stay, although its page may be about to leave.
 #[test]
 fn loom_table_page_leaves_against_a_writer() {
     model(|| {
         let slots = slots();
-        let writer = spawn(&slots, |slots| {
+        let writer = spawn(&slots, |slots: &Slots| {
             slots.lock(PageNo(0)).replace(Contents::Same(1));
             assert_eq!(slots.state(PageNo(0)), PageState::Same);
         });
@@ -57,11 +51,11 @@ fn loom_table_page_leaves_against_a_reader() {
         let slots = slots();
         let is_written = Arc::new(AtomicU32::new(0));
         let told = Arc::clone(&is_written);
-        let writer = spawn(&slots, move |slots| {
+        let writer = spawn(&slots, move |slots: &Slots| {
             slots.lock(PageNo(0)).replace(Contents::Same(1));
             told.store(1, Ordering::Release);
         });
-        let reader = spawn(&slots, move |slots| {
+        let reader = spawn(&slots, move |slots: &Slots| {
             if is_written.load(Ordering::Acquire) == 1 {
                 assert_eq!(slots.state(PageNo(0)), PageState::Same);
                 assert_eq!(slots.run(0..1, |state| state == PageState::Same), 1);
@@ -74,13 +68,12 @@ fn loom_table_page_leaves_against_a_reader() {
     });
 }
 
-/// If two threads empty a page together, the last one gives it back.
 #[test]
 fn loom_table_page_is_emptied_by_two() {
     model(|| {
         let slots = slots();
         slots.lock(PageNo(0)).replace(Contents::Same(1));
-        let other = spawn(&slots, |slots| discard(slots, 0));
+        let other = spawn(&slots, |slots: &Slots| discard(slots, 0));
         discard(&slots, 1);
         other.join().expect("no panic");
         assert!(slots.is_empty(PageNo(0)) && slots.is_empty(PageNo(1)));
@@ -109,13 +102,12 @@ fn loom_table_page_leaves_against_those_who_wait() {
     });
 }
 
-/// If the system refuses to take the page, a thread that waits for a closed slot gets it, and the page stays.
 #[test]
 fn loom_table_page_that_is_refused_stays() {
     model(|| {
         let slots = Arc::new(Slots::new(2).expect("memory"));
         drop(slots.lock(PageNo(1)));
-        let other = spawn(&slots, |slots| _ = slots.lock(PageNo(0)).replace(Contents::Same(1)));
+        let other = spawn(&slots, |slots: &Slots| _ = slots.lock(PageNo(0)).replace(Contents::Same(1)));
         slots.release_if_empty_by(1, |_| false);
         other.join().expect("no panic");
         assert_eq!(slots.lock(PageNo(0)).contents(), Contents::Same(1));

@@ -34,11 +34,8 @@ use crate::base::error::Result;
 use crate::base::mem::Table;
 use crate::base::sync::{AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
 
-/// The slots of the page hold nothing.
 const ABSENT: u32 = 0;
-/// The slots of the page may hold something.
 const PRESENT: u32 = 1;
-/// The page is being given back to the system.
 const LEAVING: u32 = 2;
 
 /// The size of a group, as a power of two: slots that are skipped together while none of their pages was ever
@@ -90,7 +87,6 @@ impl TablePages {
         Ok(())
     }
 
-    /// Returns the number of pages in memory.
     pub(super) fn present(&self) -> u64 {
         self.present.get()
     }

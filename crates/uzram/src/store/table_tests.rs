@@ -11,7 +11,6 @@ fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
 }
 
-/// Looking at pages that were never written, or discarding them, costs neither memory nor much time.
 #[test]
 fn unwritten_space_takes_no_memory_of_the_table() {
     const TIB_PAGES: u64 = 1 << 28;
@@ -39,7 +38,6 @@ fn unwritten_space_takes_no_memory_of_the_table() {
     assert_eq!(store.slots.table_memory_bytes(), 0);
 }
 
-/// The memory of slots that no longer hold anything goes back, however they were emptied.
 #[test]
 fn the_table_shrinks_when_pages_are_discarded() {
     const PAGES: u64 = 3 << 16;
@@ -71,7 +69,6 @@ fn the_table_shrinks_when_pages_are_discarded() {
     }
 }
 
-/// Threads use pages whose slots share pages of the table, which leave and come back meanwhile.
 #[test]
 fn pages_come_and_go_beside_each_other() {
     const THREADS: u64 = 3;

@@ -43,7 +43,6 @@ pub(super) fn discard(store: &Store, pages: impl IntoIterator<Item = u64>) {
     pages.into_iter().for_each(|page| store.discard(PageNo::from_number(page)));
 }
 
-/// Returns the number of objects in the pool.
 pub(super) fn objects(store: &Store) -> u64 {
     store.class_stats().iter().map(|stat| stat.obj_used).sum()
 }
@@ -114,7 +113,6 @@ pub(super) fn on_threads<T: Send>(threads: u64, run: impl Fn(u64, &Counter) -> T
     })
 }
 
-/// Returns `base` with all combinations of stream designs and pool designs that there are.
 fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
     let configs = each_pool_design(base);
     #[cfg(feature = "designs")]
@@ -170,7 +168,6 @@ fn a_recompression(random: &mut Random) -> Recompression {
     }
 }
 
-/// Compares seeded writes, part writes, zeroed parts, discards, reads and compactions with an array of pages.
 /// A request that fails, by the limit or by an injected fault, changes nothing.
 #[test]
 fn agrees_with_a_naive_model() {
@@ -302,7 +299,6 @@ fn shorter_contents_leave_nothing_of_longer_ones() {
     }
 }
 
-/// Threads write disjoint parts of the same pages: no write is lost.
 #[test]
 fn part_writes_of_one_page_do_not_undo_each_other() {
     let store = store(&config(4));
@@ -368,9 +364,8 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
     }
 }
 
-/// Threads write one page with compressed, huge and same-filled contents and discard it, with compaction and
-/// release of memory at the same time: nothing panics, statistics never wrap, and the counts are exact at the
-/// end. (The kernel's b0377ee80429: `huge_pages` went below zero.)
+/// Threads write one page with contents of each kind and discard it, beside compaction: statistics never
+/// wrap, and are exact at the end. (The kernel's b0377ee80429: `huge_pages` went below zero.)
 #[test]
 fn one_busy_page_keeps_its_counts() {
     const ROUNDS: u64 = 8000;
@@ -399,7 +394,6 @@ fn one_busy_page_keeps_its_counts() {
     }
 }
 
-/// Eight writers at the limit: charged memory never exceeds it, and a write that fails leaves the old page.
 #[test]
 fn the_limit_holds_under_many_writers() {
     for config in with_designs(&StoreBuilder { limit_pages: 300, ..config(4096) }) {
@@ -433,7 +427,6 @@ fn the_limit_holds_under_many_writers() {
     }
 }
 
-/// At a limit that is used up by free memory, a write waits until some of it goes back, and then succeeds.
 #[test]
 fn memory_that_must_go_back_first_is_waited_for() {
     for config in with_designs(&config(1000)) {
@@ -450,8 +443,7 @@ fn memory_that_must_go_back_first_is_waited_for() {
     }
 }
 
-/// A store whose pages were overwritten by smaller and larger ones compacts them in the background, once that
-/// is enabled. Dropping it ends its thread in the middle of that.
+/// Dropping the store ends its thread in the middle of a compaction.
 #[test]
 fn a_scattered_store_is_compacted_by_itself() {
     let scattered = |compact_threshold_percent| {

@@ -72,10 +72,9 @@ impl Store {
         self.change_part(page, at, Part::Bytes(bytes), wait)
     }
 
-    /// Overwrites a part of a page from byte `at` on.
-    ///
-    /// A page on the backing device is read before its slot is locked, and the slot is unlocked before the
-    /// write waits for room: a thread that must not wait never finds the slot held by one that waits.
+    /// Overwrites a part of a page. One on the backing device is read before its slot is locked, and the slot
+    /// is unlocked before the write waits for room: a thread that must not wait never finds it held by one
+    /// that waits.
     pub(super) fn change_part(&self, page: PageNo, at: usize, part: Part<'_>, wait: Wait) -> Result<()> {
         let (mut deadline, mut whole) = (None, [0; PAGE_SIZE]);
         let (slot, new) = loop {
@@ -182,9 +181,8 @@ impl Store {
 
     /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed;
     /// the caller then retries. `deadline` is `None` on the first attempt of a write, and is kept for the
-    /// next ones.
-    /// Fails with `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`,
-    /// if it is of another kind or there is no room.
+    /// next ones. Fails with `WouldBlock` when memory can be freed, and the write must not wait for that;
+    /// else `error`, if it is of another kind or there is no room.
     #[cold]
     pub(super) fn request_room(
         &self,
@@ -199,7 +197,7 @@ impl Store {
         if self.arena.has_reserve() {
             // The write never waits for memory; pages are reclaimed for later writes.
             watermarks.request_reclaim(gone_pages);
-            watermarks.count_refused();
+            watermarks.decisions.writers_refused.add(1);
             return Err(error);
         }
         if wait == Wait::No && !watermarks.is_stuck(gone_pages) {
@@ -212,7 +210,7 @@ impl Store {
                 return Ok(());
             }
         }
-        watermarks.count_refused();
+        watermarks.decisions.writers_refused.add(1);
         Err(match watermarks.why_died() {
             None => error,
             Some(why) => {
@@ -223,14 +221,12 @@ impl Store {
         })
     }
 
-    /// Counts a write, and wakes the policy's thread if the pool has grown above its high watermark.
     #[inline]
     fn count_write(&self) {
         self.watermarks.wake_if_high(&self.arena);
         self.counters.local().pages_written.add(1);
     }
 
-    /// Counts a failed write, by its cause, and returns the error. A write that would block is not counted.
     #[cold]
     fn count_failed_write(&self, error: Error) -> Error {
         self.watermarks.wake_if_high(&self.arena);

@@ -1,19 +1,18 @@
-//! Backing devices, objects and threads that fail while pages are written back.
+//! Backing devices and objects that fail while pages are written back.
 
 use std::time::{Duration, Instant};
 
 use super::slot::{Backed, Contents};
 use super::tests::{config, expect, noise, put};
 use super::writeback_tests::{
-    ALL, LAYOUTS, PACKED, Place, Versions, check, decided, file, half_random, incompressible, place, policy,
-    refusal, state, store_on, write,
+    ALL, LAYOUTS, PACKED, Place, Versions, check, decided, half_random, incompressible, place, policy,
+    refusal, state, write,
 };
 use super::*;
-use crate::backing::{Backing, Blocks, Direction, Fault, FaultKind, FileBacking, MARK_BYTES, PanicPoint};
+use crate::backing::{Direction, Fault, FaultKind, MARK_BYTES};
 use crate::base::error::ErrorKind;
 use crate::base::units::{PAGE_SIZE, PageNo};
 
-/// Errors affect only the pages that they concern, and nothing in memory is lost.
 #[test]
 fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     let kinds = [FaultKind::Error, FaultKind::NoSpace, FaultKind::Short];
@@ -48,7 +47,6 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     }
 }
 
-/// A wrong bit on the device is an error of its page, and of no other page.
 #[test]
 fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     for layout in LAYOUTS {
@@ -76,7 +74,6 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     }
 }
 
-/// Has a page leave. Returns its place on the device.
 fn write_back_at(Place { store, .. }: &Place, page: PageNo) -> u64 {
     store.write_back(&ALL).expect("room");
     match store.slots.lock(page).contents() {
@@ -146,7 +143,6 @@ fn nothing_of_others_is_written_behind_an_object() {
     }
 }
 
-/// A device that stalled and then failed is used again soon after it has recovered.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
     const STALL: Duration = Duration::from_secs(3);
@@ -217,26 +213,4 @@ fn a_damaged_owner_stops_nobody() {
             _ => expect(&store, page.into(), &half_random(page.into())),
         }
     }
-}
-
-/// After the thread that writes to the backing device has died, pages stay in memory, and those that left can
-/// be read.
-#[test]
-fn a_store_whose_backing_died_goes_on_in_memory() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = Arc::new(file(&dir, 8 << 20));
-    let blocks: Arc<dyn Blocks> = Arc::<FileBacking>::clone(&file);
-    let store = store_on(Backing::Blocks(blocks), PACKED, config(200));
-    write(&store, 0..50, half_random);
-    assert_eq!(store.write_back(&ALL), Ok(50));
-    write(&store, 50..100, half_random);
-    file.panic_in_next_transfer(PanicPoint::Begin);
-    for _ in 0..2 {
-        let error = store.write_back(&ALL).expect_err("its thread has died");
-        assert!(error.kind() == ErrorKind::Io && error.to_string().contains("defect"), "{error}");
-    }
-    write(&store, 100..200, half_random);
-    assert_eq!((store.stats().failed_writes, store.backing_stats().pages), (0, 50));
-    check(&store, 0..200, half_random);
-    assert_eq!(store.stats().failed_reads, 0);
 }

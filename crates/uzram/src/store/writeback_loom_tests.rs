@@ -27,68 +27,64 @@ fn held(store: &Store) -> (u64, u64) {
     (in_memory, store.backing_stats().pages)
 }
 
-/// A page is overwritten while it is written back: only the last contents are left.
+/// `check` is called with the number of pages that were written, and what the other thread returned.
+fn while_written_back<T: 'static>(other: fn(&Store) -> T, check: fn(&Store, u64, T)) {
+    model(move || {
+        let store = store(1);
+        store.write(PageNo(0), &contents(1)).expect("memory");
+        let other = spawn(&store, other);
+        let written = write_back(&store, 0);
+        check(&store, written, other.join().expect("no panic"));
+    });
+}
+
+fn overwrite(store: &Store) {
+    store.write(PageNo(0), &contents(2)).expect("memory");
+}
+
 #[test]
 fn loom_store_writeback_against_writing() {
-    model(|| {
-        let store = store(1);
-        store.write(PageNo(0), &contents(1)).expect("memory");
-        let writer = spawn(&store, |store| store.write(PageNo(0), &contents(2)).expect("memory"));
-        write_back(&store, 0);
-        writer.join().expect("no panic");
-        assert!(matches!(held(&store), (1, 0) | (0, 1)));
-        assert_eq!(read(&store, 0), 2);
+    while_written_back(overwrite, |store, _, ()| {
+        assert!(matches!(held(store), (1, 0) | (0, 1)));
+        assert_eq!(read(store, 0), 2);
     });
 }
 
-/// A page is discarded while it is written back.
 #[test]
 fn loom_store_writeback_against_discarding() {
-    model(|| {
-        let store = store(1);
-        store.write(PageNo(0), &contents(1)).expect("memory");
-        let discarder = spawn(&store, |store| store.discard(PageNo(0)));
-        write_back(&store, 0);
-        discarder.join().expect("no panic");
-        assert_eq!((held(&store), read(&store, 0)), ((0, 0), 0));
-    });
+    let discard = |store: &Store| store.discard(PageNo(0));
+    while_written_back(discard, |store, _, ()| assert_eq!((held(store), read(store, 0)), ((0, 0), 0)));
 }
 
-/// A page is read while it is written back: it stays in memory, or is read from the device.
+/// The page stays in memory, or is read from the device.
 #[test]
 fn loom_store_writeback_against_reading() {
-    model(|| {
-        let store = store(1);
-        store.write(PageNo(0), &contents(1)).expect("memory");
-        let reader = spawn(&store, |store| assert_eq!(read(store, 0), 1));
-        write_back(&store, 0);
-        reader.join().expect("no panic");
-        let (in_memory, on_device) = held(&store);
-        assert_eq!((in_memory + on_device, read(&store, 0)), (1, 1));
-    });
+    while_written_back(
+        |store| read(store, 0),
+        |store, _, found| {
+            let (in_memory, on_device) = held(store);
+            assert_eq!((found, in_memory + on_device, read(store, 0)), (1, 1, 1));
+        },
+    );
 }
 
-/// Two threads write back the same page: only one of them does it.
 #[test]
 fn loom_store_writeback_against_writeback() {
-    model(|| {
-        let store = store(1);
-        store.write(PageNo(0), &contents(1)).expect("memory");
-        let other = spawn(&store, |store| write_back(store, 0));
-        let written = write_back(&store, 0);
-        assert_eq!(written + other.join().expect("no panic"), 1);
-        assert_eq!((held(&store), read(&store, 0)), ((0, 1), 1));
-    });
+    while_written_back(
+        |store| write_back(store, 0),
+        |store, written, by_other| {
+            assert_eq!((written + by_other, held(store), read(store, 0)), (1, (0, 1), 1));
+        },
+    );
 }
 
-/// A page returns to memory while it is overwritten.
 #[test]
 fn loom_store_coming_back_against_writing() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
         write_back(&store, 0);
-        let writer = spawn(&store, |store| store.write(PageNo(0), &contents(2)).expect("memory"));
+        let writer = spawn(&store, overwrite);
         assert!(matches!(read(&store, 0), 1 | 2));
         writer.join().expect("no panic");
         assert_eq!((held(&store), read(&store, 0)), ((1, 0), 2));
@@ -104,8 +100,8 @@ fn loom_store_coming_back_against_the_block_written_anew() {
             store.write(PageNo::from_number(page), &contents(1)).expect("memory");
             write_back(&store, page);
         }
-        let writer = spawn(&store, |store| {
-            store.write(PageNo(0), &contents(2)).expect("memory");
+        let writer = spawn(&store, |store: &Store| {
+            overwrite(store);
             // Its old block is the only one that is free then, or about to be.
             let what = Writeback::of(0..1);
             let written = store.write_back(&what).map_err(|error| error.kind());

@@ -43,7 +43,6 @@ pub(super) fn store_on(
     Arc::new(Store::new(&StoreBuilder { backing, ..config }).expect("a store"))
 }
 
-/// A store on a file, with injected faults.
 pub(super) struct Place {
     pub(super) store: Arc<Store>,
     pub(super) faults: Faults,
@@ -90,7 +89,6 @@ pub(super) fn refusal(store: &Store) -> Option<(ErrorKind, Option<&'static str>)
     store.write_back(&ALL).err().map(|error| (error.kind(), error.setting()))
 }
 
-/// Returns a count of the policy.
 pub(super) fn decided(store: &Store, name: &str) -> u64 {
     store.policy_stats().into_iter().find(|(of, _)| *of == name).expect("a decision").1
 }
@@ -192,7 +190,6 @@ fn writes_beyond_the_limit_have_others_leave() {
     }
 }
 
-/// Each operation on a page that is being written back has a defined outcome.
 #[test]
 fn what_is_done_to_a_page_that_is_being_written_counts() {
     for layout in LAYOUTS {
@@ -233,7 +230,6 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
     }
 }
 
-/// Operations on pages on the device fail with `WouldBlock` if they must not wait, and else succeed.
 #[test]
 fn who_does_not_want_to_wait_is_told() {
     let store = place(8 << 20, PACKED, config(100));
@@ -278,7 +274,6 @@ fn a_limit_of_writes_is_kept() {
     }
 }
 
-/// Sequential reads read the device once for many pages; random reads read it once for each page.
 #[test]
 fn pages_that_were_written_together_are_read_together() {
     // The limit leaves no room for pages to return to memory.
@@ -311,8 +306,7 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
     check(&store, 0..200, letters);
 }
 
-/// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a
-/// refault.
+/// Busy pages stay, used ones leave last, and a page that is used soon after it left counts as a refault.
 #[test]
 fn cold_pages_leave_and_busy_ones_stay() {
     // With a pagevec of one page, the order is that of the writes, whatever their CPUs.
@@ -355,7 +349,6 @@ fn cold_pages_leave_and_busy_ones_stay() {
     assert_eq!(none.store.reclaim(), Reclaimed::None, "there are no lists");
 }
 
-/// A page that is read for the last time stays on the device, though there is room for it in memory.
 #[test]
 fn a_page_that_is_about_to_be_discarded_does_not_return() {
     let store = place(8 << 20, PACKED, StoreBuilder { limit_pages: 256, ..config(300) });
@@ -375,7 +368,6 @@ fn a_page_that_is_about_to_be_discarded_does_not_return() {
     assert_ne!(backed(), left, "a page that is read otherwise returns");
 }
 
-/// A write at the limit is refused only when no page can leave, or no more may be written.
 #[test]
 fn a_write_is_refused_when_nothing_can_leave() {
     let budget = ReclaimPolicy { writeback_budget_bytes: 1 << 20, ..ReclaimPolicy::default() };
@@ -405,7 +397,6 @@ fn a_write_is_refused_when_nothing_can_leave() {
     }
 }
 
-/// Threads do all operations at once, and each checks its own pages against a model.
 #[test]
 fn everything_at_once_agrees_with_a_model() {
     const PAGES: u64 = 600;
@@ -432,12 +423,10 @@ fn everything_at_once_agrees_with_a_model() {
     }
 }
 
-/// Threads that do all operations at once.
 const THREADS: u64 = 6;
 
-/// Has threads [`work`] on a store with a policy at once, each on its own pages. Meanwhile calls `beside`
-/// with what tells whether they still run. In the end, without faults, all pages have what the threads'
-/// models say, and nothing is left when they are discarded.
+/// Has threads [`work`] on a store with a policy, each on its own pages, and calls `beside` meanwhile, with
+/// what tells whether they still run. In the end all pages have what the threads' models say, without faults.
 pub(super) fn agree_with_a_model(
     store: &Arc<Store>,
     faults: &Faults,
@@ -465,7 +454,6 @@ pub(super) fn agree_with_a_model(
     assert_eq!((held.pages_stored, held.compr_data_bytes, held.corrupted), (0, 0, 0), "seed {seed}");
 }
 
-/// Runs a thread's share of the events, on its own pages. Returns their contents.
 fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, events: u64) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(THREADS) as usize;

@@ -1,11 +1,10 @@
 //! A locked list of idle streams, as the kernel had it until "zram: user per-cpu compression
 //! streams" (S. Senozhatsky, 2016).
 //!
-//! A thread takes the stream that was returned last, which is the warmest. If none is idle, it sleeps.
-//! Each stream returned while threads sleep wakes one of them. As in the kernel, the stream is not
-//! reserved for that thread: if another thread takes it first, the woken one sleeps again. Handing the
-//! stream over would be fair, but with more threads than streams each thread would sleep for each page,
-//! because a thread is back for its next page before the one it woke has run.
+//! A thread takes the stream that was returned last, which is the warmest; if none is idle, it sleeps. Each
+//! return while threads sleep wakes one of them, but, as in the kernel, does not reserve the stream for it:
+//! else, with more threads than streams, each thread would sleep for each page, because a thread is back for
+//! its next page before the one it woke has run.
 //!
 //! Locks: the list's is held for a push or a pop, and released before the stream's own is taken, which
 //! is free then, and held while the stream is lent.
@@ -17,13 +16,11 @@ use super::{Lent, Place, Streams};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Condvar, Mutex, classes};
 
-/// The most streams of a list. All are created in advance, and one of zstd takes a sixth of a MiB at the
-/// default level. A larger number is likely a mistake: more streams than threads that compress at once are of
-/// no use.
+/// The most streams of a list: all are created in advance, and one of zstd takes a sixth of a MiB. More
+/// streams than threads that compress at once are of no use.
 pub(super) const MAX_STREAMS: u16 = 1024;
 
-/// A fixed number of streams, and a locked list of the idle ones. A thread that finds none sleeps until
-/// one is returned.
+/// A fixed number of streams, and a locked list of the idle ones.
 pub struct IdleList<S> {
     streams: Box<[Padded<Mutex<S>>]>,
     list: Box<Padded<Mutex<List>>>,

@@ -7,8 +7,7 @@ use crate::base::sync::{Arc, AtomicU32, Counter, Guarded, Ordering};
 type Tested = AnyStreams<(Guarded<u32>, u32)>;
 type Make = Box<dyn Fn() -> Result<(Guarded<u32>, u32), ()> + Send + Sync>;
 
-/// `threads` threads each use a stream `uses` times: each gets one each time, exclusively, and no more are
-/// lent at once than exist.
+/// Each thread gets a stream each time, exclusively, and no more are lent at once than exist.
 fn lending(design: StreamDesign, threads: u32, uses: u32) {
     lending_of(threads, uses, move |make| AnyStreams::new(design, make).expect("infallible"));
 }

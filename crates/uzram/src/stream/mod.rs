@@ -1,8 +1,7 @@
 //! Compression streams: codec state and buffers, lent to one thread at a time.
 //!
-//! The kernel once kept a locked list of idle streams; since "zram: user per-cpu compression streams" (S.
-//! Senozhatsky, 2016) it has one for each CPU, as here: [`PerCpu`]. With the feature `designs` there is the
-//! list, too.
+//! The kernel has one for each CPU, as here: [`PerCpu`]. With the feature `designs` there is the locked list
+//! of idle streams that it had before, too.
 //!
 //! Locks: a stream is held while a page is compressed and stored, so it comes before everything
 //! of zsmalloc. A thread holds one stream at a time.

@@ -1,10 +1,9 @@
 //! One stream for each CPU, and spare ones.
 //!
-//! A thread takes the stream of the CPU it runs on. If that one is lent, its holder was preempted or
-//! migrated; the thread then takes any other free stream. In the kernel a holder cannot be preempted
-//! (or, since 6.15, is waited for); here, with more threads than CPUs, the scheduler may preempt the
-//! holders of all streams at once. A thread that finds all streams lent creates a spare one, which is
-//! kept; only if the maximum is reached, or memory is short, does it wait for its own CPU's stream.
+//! A thread whose CPU's stream is lent takes any other free one. In the kernel a holder cannot be preempted
+//! (or, since 6.15, is waited for); here the scheduler may preempt the holders of all streams at once. A
+//! thread that finds all lent creates a spare one, which is kept; it waits only when there are as many as
+//! allowed, or memory is short.
 //!
 //! Locks: each stream has one, held while the stream is lent; a spare one's also while it is created.
 

@@ -17,8 +17,6 @@ fn numbered(design: StreamDesign) -> AnyStreams<(usize, bool)> {
     AnyStreams::new(design, stream).expect("infallible")
 }
 
-/// With many more threads than streams, no stream has two holders, no more are lent than exist, and every
-/// thread gets one each time.
 #[test]
 fn a_lent_stream_is_nobody_elses() {
     const ROUNDS: usize = 3000;
@@ -48,7 +46,6 @@ fn a_lent_stream_is_nobody_elses() {
     }
 }
 
-/// As many threads as streams hold one each at the same time, on any CPUs, and none of them waits.
 #[test]
 fn every_stream_can_be_lent_at_once() {
     for (design, count) in designs() {
@@ -66,7 +63,6 @@ fn every_stream_can_be_lent_at_once() {
     }
 }
 
-/// A thread that finds all streams lent waits, is counted, and gets the first stream that is returned.
 #[test]
 fn who_finds_none_sleeps_until_one_is_returned() {
     for (design, count) in designs() {
@@ -104,7 +100,6 @@ fn who_finds_none_sleeps_until_one_is_returned() {
     }
 }
 
-/// A holder that panics returns its stream: the next thread does not wait forever.
 #[test]
 fn a_panic_returns_the_stream() {
     for (design, count) in designs() {
@@ -135,8 +130,7 @@ fn at_most(count: usize) -> impl Fn() -> Result<(), &'static str> {
     move || if made.fetch_add(1, Ordering::Relaxed) < count { Ok(()) } else { Err("no memory") }
 }
 
-/// A spare stream is created once, when all are lent, and reused; if there is no memory for it, the thread
-/// waits instead.
+/// Without memory for a spare stream the thread waits.
 #[test]
 fn spare_streams_are_made_when_all_are_lent() {
     for memory_for in [cpu::possible(), cpu::possible() + 1] {

@@ -44,7 +44,6 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Marks the object's zspage as the hottest. Its class is locked.
     #[inline]
     fn note_store(&self, object: Location) {
         if let Some(lru) = &self.lru {
@@ -52,7 +51,6 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Takes an object of the fullest zspage that has room, if any has.
     #[inline]
     fn alloc_in_existing(
         &self,

@@ -10,10 +10,9 @@ use crate::base::sync::Arc;
 use super::compact::{Budget, Effort};
 use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
 use super::raw::{PoolConfig, RawPool};
-use super::read::RawRead;
+use super::read::ObjectRead;
 use super::reclaim::Reclaimed;
 use super::stats::ClassStat;
-#[cfg(not(loom))]
 use super::{Attach, Location, Settled};
 
 /// Calls a macro with the list of the designs, and further arguments.
@@ -33,23 +32,14 @@ with_designs! { any_design! {
     fn populate_for(&self, pages: Range<u32>) -> Result<()>;
     fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32>;
     fn prefetch(&self, handle: u32);
-    #[cfg(not(loom))]
     fn attach(&self) -> Result<Attach>;
-    #[cfg(not(loom))]
     fn find(&self, handle: u32) -> Option<Location>;
-    #[cfg(not(loom))]
     fn prefetch_handle(&self, handle: u32);
-    #[cfg(not(loom))]
     fn prefetch_found(&self, object: Location);
-    #[cfg(not(loom))]
     fn claim(&self, attach: &Attach, object: Location, handle: u32, owner: u32, len: usize) -> bool;
-    #[cfg(not(loom))]
     fn settle(&self, attach: &Attach) -> Result<Settled>;
-    #[cfg(not(loom))]
     fn is_lost(&self, attach: &Attach, settled: &Settled, handle: u32) -> bool;
-    #[cfg(not(loom))]
     fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()>;
-    #[cfg(not(loom))]
     fn name_huge(&self, handle: u32);
     fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64;
     fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed>;
@@ -58,7 +48,6 @@ with_designs! { any_design! {
     fn pages_compacted(&self) -> u64;
     fn corrupted(&self) -> u64;
     fn class_stats(&self) -> Vec<ClassStat>;
-    #[cfg(not(loom))]
     fn table_resident_bytes(&self) -> usize;
 } }
 
@@ -66,7 +55,7 @@ with_designs! { any_design! {
 macro_rules! any_read {
     ([$($design:ident),*]) => {
         pub(crate) enum AnyRead<'a> {
-            $($design(RawRead<'a, $design>),)*
+            $($design(ObjectRead<'a, $design>),)*
         }
 
         impl AnyPool {

@@ -28,11 +28,9 @@ use crate::base::units::PAGE_SIZE;
 const PAGE_WORDS: usize = 2;
 const PAGE_OBJECTS: usize = PAGE_WORDS * u64::BITS as usize;
 
-/// The objects of another process's pool that were claimed. The tables take memory for the pages and handles
-/// in use.
+/// The claimed objects of another process's pool.
 pub struct Attach {
-    /// For each page one more than the class of the zspage that begins there; 0 until an object of it is
-    /// claimed.
+    /// For each page one more than the class of the zspage that begins there, if an object of it is claimed.
     starts: Table<AtomicU32>,
     /// For each page [`PAGE_OBJECTS`] bits. Those of a zspage's pages are one bitmap of its claimed objects,
     /// by index.
@@ -68,7 +66,6 @@ impl Settled {
 }
 
 impl Attach {
-    /// Sets the bit of `name`; returns whether it was clear.
     fn set_bit(bits: &Table<AtomicU64>, name: usize) -> bool {
         let bit = 1 << (name % 64);
         bits[name / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
@@ -158,8 +155,7 @@ impl<D: PoolLocks> RawPool<D> {
         Attach::set_bit(&attach.handles, handle as usize) && Attach::set_bit(&attach.objects, at)
     }
 
-    /// Returns whether the zspage of an object can be a run of the arena, and all bytes of the object are in
-    /// memory.
+    /// Returns whether the object is all in memory, and its zspage can be a run of the arena.
     fn is_in_memory(&self, object: Location, class: &SizeClass) -> bool {
         let size = usize::from(class.size_bytes);
         let offset = usize::from(object.index) * size;
@@ -227,7 +223,15 @@ impl<D: PoolLocks> RawPool<D> {
     /// Rebuilds the pool's descriptors and lists. Calls `grow` when the arena has no memory for them. Fails
     /// with those of the arena and of `grow`.
     pub fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.handles.cache().adopt(&settled.slabs, |handle| attach.has_handle(handle) && self.renew(handle));
+        self.handles.cache().adopt(&settled.slabs, |handle| {
+            let is_claimed = attach.has_handle(handle);
+            if let Some(cell) = self.handles.find(handle).filter(|_| is_claimed) {
+                // SAFETY: the cell lies in a page in memory, is aligned, and is this handle's. Its pins are
+                // void, as the process that set them has ended.
+                unsafe { &*cell }.renew();
+            }
+            is_claimed
+        });
         for found in &settled.zspages {
             let descriptor = || Descriptor::new(found.page, found.class);
             let id = match self.zspages.insert(descriptor(), Gfp::MayWait) {
@@ -242,17 +246,6 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(())
     }
 
-    /// Clears the pins of a claimed handle, which are void, as the process that set them has ended. Returns
-    /// true.
-    fn renew(&self, handle: u32) -> bool {
-        if let Some(cell) = self.handles.find(handle) {
-            // SAFETY: the cell lies in a page in memory, is aligned, and is this handle's.
-            unsafe { &*cell }.renew();
-        }
-        true
-    }
-
-    /// Sets the descriptor of a zspage from its claimed objects, and adds it to the lists of its class.
     fn fill(&self, attach: &Attach, found: &Found, id: u32) {
         let shape = self.classes.get(found.class);
         let mut free = NONE_INDEX;

@@ -49,8 +49,7 @@ impl SizeClass {
         (self.pages_per_zspage, self.objs_per_zspage) == (other.pages_per_zspage, other.objs_per_zspage)
     }
 
-    /// Returns whether a zspage of the class is one page that holds one object: a raw page without
-    /// a header.
+    /// Returns whether a zspage of the class is one page that holds one object: a raw page without a header.
     #[inline]
     pub fn is_huge(&self) -> bool {
         self.pages_per_zspage == 1 && self.objs_per_zspage == 1
@@ -62,12 +61,12 @@ impl SizeClass {
     }
 }
 
-/// The classes for one chain size.
 pub(super) struct ClassTable {
     /// The largest class first.
     classes: Vec<SizeClass>,
     by_raw_size: [u8; RAW_CLASSES],
-    huge_threshold: usize,
+    /// The length from which contents take a whole page.
+    pub(super) huge_threshold: usize,
 }
 
 impl ClassTable {
@@ -102,41 +101,24 @@ impl ClassTable {
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &SizeClass> + ExactSizeIterator {
         self.classes.iter()
     }
-
-    /// Returns the length from which contents take a whole page.
-    pub(super) fn huge_threshold(&self) -> usize {
-        self.huge_threshold
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The kernel's numbers: chain size, distinct classes, largest class that is not huge.
-    const KERNEL: [(usize, usize, usize); 13] = [
-        (4, 69, 3264),
-        (5, 86, 3408),
-        (6, 94, 3504),
-        (7, 110, 3584),
-        (8, 119, 3632),
-        (9, 136, 3680),
-        (10, 141, 3712),
-        (11, 153, 3744),
-        (12, 159, 3776),
-        (13, 173, 3792),
-        (14, 179, 3808),
-        (15, 186, 3840),
-        (16, 192, 3840),
-    ];
+    /// The kernel's numbers for each chain size: distinct classes, and the largest that is not huge.
+    const DISTINCT: [usize; 13] = [69, 86, 94, 110, 119, 136, 141, 153, 159, 173, 179, 186, 192];
+    const LARGEST: [usize; 13] =
+        [3264, 3408, 3504, 3584, 3632, 3680, 3712, 3744, 3776, 3792, 3808, 3840, 3840];
 
     #[test]
     fn class_counts_and_huge_thresholds_are_the_kernels() {
-        for (chain_size, distinct, largest) in KERNEL {
+        for (chain_size, (distinct, largest)) in CHAIN_SIZES.zip(DISTINCT.into_iter().zip(LARGEST)) {
             let table = ClassTable::new(chain_size);
-            assert_eq!((table.iter().len(), table.huge_threshold()), (distinct, largest - 7), "{chain_size}");
+            assert_eq!((table.iter().len(), table.huge_threshold), (distinct, largest - 7), "{chain_size}");
         }
-        assert_eq!(ClassTable::new(8).huge_threshold(), 3625);
+        assert_eq!(ClassTable::new(8).huge_threshold, 3625);
     }
 
     #[test]
@@ -146,11 +128,11 @@ mod tests {
             for len in 1..=PAGE_SIZE {
                 let class = table.get(table.index_for(len));
                 if class.is_huge() {
-                    assert!(len >= table.huge_threshold(), "{len}");
+                    assert!(len >= table.huge_threshold, "{len}");
                     continue;
                 }
                 let size = usize::from(class.size_bytes);
-                assert!(len < table.huge_threshold() && len + HEADER_BYTES <= size, "{len} in {size}");
+                assert!(len < table.huge_threshold && len + HEADER_BYTES <= size, "{len} in {size}");
                 let smaller = table.iter().find(|class| usize::from(class.size_bytes) < size);
                 assert!(smaller.is_none_or(|smaller| len + HEADER_BYTES > usize::from(smaller.size_bytes)));
             }

@@ -1,21 +1,19 @@
 //! Compaction: moves objects together to free zspages and chunks of the arena (`docs/internals/zsmalloc.md`).
 //!
-//! Reads and writes continue meanwhile. Compaction checks after each object whether another thread waits
-//! for the class's lock, and yields it; an object that is being read or written stays in place.
-//!
-//! An object is moved under its design's [`MigrationGuard`], where no thread can look it up: it is copied,
-//! its handle is pointed at the copy, and the old object is freed.
+//! An object is moved under its design's [`PoolLocks::MigrationGuard`], where no thread can look it up: it is
+//! copied, its handle is pointed at the copy, and the old object is freed. One that is being read or written
+//! stays in place.
 
 use std::time::Duration;
 
 use crate::base::cpu::relax;
 use crate::base::mem::Gfp;
-use crate::base::sync::{MutexGuard, Timed};
+use crate::base::sync::{Access, MutexGuard, Timed};
 use crate::base::work::Work;
 
 use super::class::SizeClass;
-use super::design::{MigrationGuard, PoolLocks};
-use super::free::{EmptiedList, FREE_TAG};
+use super::design::PoolLocks;
+use super::free::{Emptied, FREE_TAG, MOST_EMPTIED, MOST_EMPTIED_BY_MOVE};
 use super::lru::End;
 use super::raw::RawPool;
 use super::word::{Cell, Location};
@@ -142,7 +140,6 @@ impl<D: PoolLocks> RawPool<D> {
         Timed::new(self.locks.lock_for_migration(class, &self.counts), self.counts.lists_hold_ns())
     }
 
-    /// Compacts one class; returns the number of pages freed.
     fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         // Move as many bytes as the class has, at most: other threads may make new gaps without end.
         let all_bytes = self.lists(class).objs_used * u64::from(self.classes.get(class).size_bytes);
@@ -160,7 +157,7 @@ impl<D: PoolLocks> RawPool<D> {
             if budget.is_spent() {
                 break;
             }
-            let (mut emptied, mut last) = (EmptiedList::new(), None);
+            let (mut emptied, mut last) = (Vec::with_capacity(MOST_EMPTIED), None);
             let mut lists = self.lock_for_migration(class);
             let pages_before = lists.pages_used as i64;
             while let Some((from, to)) = self.pair(&mut lists, shape, effort) {
@@ -169,7 +166,7 @@ impl<D: PoolLocks> RawPool<D> {
                 if !matches!(outcome, Outcome::Emptied | Outcome::Filled) {
                     break;
                 }
-                if emptied.is_nearly_full() {
+                if emptied.len() + MOST_EMPTIED_BY_MOVE > MOST_EMPTIED {
                     last = Some(Outcome::Yield);
                     break;
                 }
@@ -213,22 +210,24 @@ impl<D: PoolLocks> RawPool<D> {
             return 0;
         }
         let Ok(new) = self.alloc_zspage(class, Gfp::MayWait) else { return 0 };
+        let emptied = Vec::with_capacity(MOST_EMPTIED_BY_MOVE);
         let mut lists = self.lock_for_migration(class);
         let from = wastes(&lists).then(|| lists.emptiest(&self.zspages)).flatten();
-        self.move_to_new(lists, from, new, budget)
+        self.move_to_new(lists, from, new, emptied, budget)
     }
 
     /// Moves the objects of `from` into `new`, which is on no list yet; without `from`, frees `new`.
-    /// Returns the number of pages freed, which may be negative.
+    /// Returns the number of pages freed, which may be negative. `emptied` has room for
+    /// [`MOST_EMPTIED_BY_MOVE`].
     pub(super) fn move_to_new(
         &self,
         mut lists: MigrationLists<'_, D>,
         from: Option<u32>,
         new: u32,
+        mut emptied: Vec<Emptied>,
         budget: &mut Budget<'_>,
     ) -> i64 {
         let pages_before = lists.pages_used as i64;
-        let mut emptied = EmptiedList::new();
         // SAFETY: the caller owns the zspage, which is then on the lists, and these are locked.
         unsafe { self.zspages.get(new) }.let_go();
         lists.insert(&self.zspages, new, 0);
@@ -241,7 +240,11 @@ impl<D: PoolLocks> RawPool<D> {
                 // At the back, as `leave_chunks` takes zspages from the front.
                 None => {
                     lists.move_to_back(&self.zspages, new);
-                    self.note_moved(&mut lists, new);
+                    if let Some(lru) = &self.lru {
+                        let page = lists.with(&self.zspages, new, |zspage| zspage.page);
+                        // SAFETY: the zspage is on the lists, which are locked.
+                        lru.insert(page, unsafe { self.zspages.get(new) }.class, End::Coldest);
+                    }
                 }
             }
         }
@@ -259,7 +262,7 @@ impl<D: PoolLocks> RawPool<D> {
         from: u32,
         to: u32,
         budget: &mut Budget<'_>,
-        emptied: &mut EmptiedList,
+        emptied: &mut Vec<Emptied>,
     ) -> Outcome {
         // SAFETY: the zspage is on the lists, which are locked.
         let source = unsafe { self.zspages.get(from) };
@@ -288,20 +291,11 @@ impl<D: PoolLocks> RawPool<D> {
             if lists.with(&self.zspages, to, |zspage| zspage.inuse) == shape.objs_per_zspage {
                 return Outcome::Filled;
             }
-            if budget.is_spent() || lists.guard_mut().is_contended() {
+            if budget.is_spent() || D::is_contended(lists.guard_mut()) {
                 return Outcome::Yield;
             }
         }
         Outcome::Stuck
-    }
-
-    /// Inserts a zspage that was filled from another at the cold end of the LRU.
-    fn note_moved(&self, lists: &mut Lists, new: u32) {
-        if let Some(lru) = &self.lru {
-            let page = lists.with(&self.zspages, new, |zspage| zspage.page);
-            // SAFETY: the zspage is on the lists, which are locked.
-            lru.insert(page, unsafe { self.zspages.get(new) }.class, End::Coldest);
-        }
     }
 
     /// Returns the cell of the handle that points at `object`, if there is one and the object can be moved.
@@ -324,15 +318,18 @@ impl<D: PoolLocks> RawPool<D> {
     }
 
     fn copy(&self, from: Location, to: Location, to_zspage: u32) {
-        self.contents.read(from);
-        self.contents.write(to);
+        self.note_access(from, Access::read);
+        self.note_access(to, Access::write);
         let ((source, header_bytes), (destination, _)) = (self.place(from), self.place(to));
         let size_bytes = usize::from(self.classes.get(from.class).size_bytes);
         // SAFETY: both locations have room for an object of the class, in committed pages; the new one
         // belongs to the caller alone, and no thread writes to a stored object.
         unsafe { destination.copy_from_nonoverlapping(source, size_bytes) };
         if header_bytes == 0 {
-            self.copy_huge_names(from, to, to_zspage);
+            self.set_huge_owner(to.page, self.huge_owner(from.page), to_zspage);
+            // SAFETY: the object is moved from one to the other, so both zspages are in use.
+            let (from, to) = unsafe { (self.zspage_at(from.page), self.zspage_at(to.page)) };
+            to.set_huge_handle(from.huge_handle());
         }
     }
 }

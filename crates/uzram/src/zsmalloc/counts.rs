@@ -50,7 +50,6 @@ impl Counts {
         }
     }
 
-    /// Returns this CPU's counter of the time for which lists are locked.
     #[inline]
     pub(super) fn lists_hold_ns(&self) -> Option<&Counter> {
         self.0.as_ref().map(|shares| &shares.local().lists_hold_ns)

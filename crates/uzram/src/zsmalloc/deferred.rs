@@ -1,12 +1,8 @@
 //! Deferred frees: a free only puts a value on a page of its CPU, and a thread passes it to a callback later,
 //! which frees whatever belongs to it.
 //!
-//! This is the third version of "mm/zsmalloc: reduce zs_free() latency on swap release path" (W. Hao, May
-//! 2026), by which zram defers all of its slot's free. The pool knows nothing of it: a value that waits is in
-//! use, so its object keeps its handle and its memory.
-//!
-//! A full page is exchanged for a spare one, and its values are freed by the thread that runs
-//! [`DeferredFrees::run`]. While none is spare, a value is freed at once.
+//! The third version of "mm/zsmalloc: reduce zs_free() latency on swap release path" (W. Hao, May 2026);
+//! `docs/internals/lock-designs.md` tells how it works.
 //!
 //! Lock order: the lock of the thread that frees, a CPU's page, the full pages. Callbacks run under the first
 //! one only, or under none.
@@ -29,7 +25,6 @@ pub struct DeferredFrees<T> {
     freeing: Mutex<Vec<T>>,
 }
 
-/// Protected by its lock.
 struct FullPages<T> {
     full: Vec<Vec<T>>,
     spare: Vec<Vec<T>>,
@@ -54,8 +49,7 @@ impl<T: Send> DeferredFrees<T> {
         }
     }
 
-    /// Has a value freed later by a thread that runs [`DeferredFrees::run`], or frees it now if there is no
-    /// room.
+    /// Has a value freed later by [`DeferredFrees::run`], or frees it now if there is no room.
     #[inline]
     pub fn defer(&self, value: T, free: impl Fn(T)) {
         let mut page = self.pages.local().lock();
@@ -66,8 +60,8 @@ impl<T: Send> DeferredFrees<T> {
         page.push(value);
     }
 
-    /// Exchanges a full page for a spare one, and wakes the thread that frees. Returns false if none is
-    /// spare.
+    /// Exchanges a full page for a spare one, if any, and wakes the thread that frees; returns whether it
+    /// did.
     #[cold]
     fn exchange(&self, page: &mut Vec<T>) -> bool {
         let mut pages = self.full.lock();

@@ -7,6 +7,7 @@ use crate::base::mem::{Account, Gfp, HiddenChunks};
 
 use super::compact::Budget;
 use super::design::PoolLocks;
+use super::free::MOST_EMPTIED_BY_MOVE;
 use super::raw::RawPool;
 use super::zspage::{GROUP_FULL, Lists};
 
@@ -17,8 +18,7 @@ const ROUNDS: usize = 16;
 const VISITS_PER_HOLD: u32 = 64;
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Evacuates sparse chunks, if there are any; returns the number of committed pages that this freed,
-    /// which may be negative.
+    /// Evacuates sparse chunks; returns the number of committed pages that this freed, which may be negative.
     pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
         let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());
         for _ in 0..ROUNDS {
@@ -49,7 +49,7 @@ impl<D: PoolLocks> RawPool<D> {
         let mut freed = 0;
         // A zspage that some objects stay in moves to an emptier group, which is visited later.
         for group in (1..=GROUP_FULL).rev() {
-            let mut left = self.lists(class).len(group);
+            let mut left = self.lists(class).lengths[group];
             while left > 0 {
                 budget.spend_if_cancelled();
                 if budget.is_spent() {
@@ -57,9 +57,10 @@ impl<D: PoolLocks> RawPool<D> {
                 }
                 // Do not grow the arena: that would free nothing.
                 let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
+                let emptied = Vec::with_capacity(MOST_EMPTIED_BY_MOVE);
                 let mut lists = self.lock_for_migration(class);
                 let from = self.find_in(&mut lists, group, &mut left, hidden);
-                freed += self.move_to_new(lists, from, new, budget);
+                freed += self.move_to_new(lists, from, new, emptied, budget);
             }
         }
         freed

@@ -2,7 +2,7 @@
 
 use crate::base::error::Result;
 use crate::base::mem::{Account, Run};
-use crate::base::sync::Ordering;
+use crate::base::sync::{Access, Ordering};
 
 use super::design::{PoolLocks, Released};
 use super::raw::RawPool;
@@ -20,33 +20,10 @@ pub(super) struct Emptied {
     committed: u8,
 }
 
-/// Emptied zspages, collected under a class's lock, where nothing may be allocated.
-pub(super) struct EmptiedList {
-    some: [Option<Emptied>; EmptiedList::MOST],
-    len: usize,
-}
-
-impl EmptiedList {
-    pub(super) const MOST: usize = 64;
-
-    pub(super) fn new() -> Self {
-        EmptiedList { some: [None; EmptiedList::MOST], len: 0 }
-    }
-
-    /// Returns whether there is no room for two more: moving the objects of a zspage may empty two.
-    pub(super) fn is_nearly_full(&self) -> bool {
-        self.len + 2 > EmptiedList::MOST
-    }
-
-    pub(super) fn push(&mut self, emptied: Emptied) {
-        self.some[self.len] = Some(emptied);
-        self.len += 1;
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Emptied> {
-        self.some[..self.len].iter().flatten()
-    }
-}
+/// The most zspages that are emptied under one hold of a class's lock, where nothing may be allocated.
+pub(super) const MOST_EMPTIED: usize = 64;
+/// The most that are emptied by moving the objects of one.
+pub(super) const MOST_EMPTIED_BY_MOVE: usize = 2;
 
 impl<D: PoolLocks> RawPool<D> {
     /// Frees an object, at once or when its last reader is done.
@@ -105,7 +82,6 @@ impl<D: PoolLocks> RawPool<D> {
         self.note(unsafe { self.handles.remove(handle) });
     }
 
-    /// Counts corruption that a slab cache found.
     fn note(&self, freed: Result<()>) {
         if freed.is_err() {
             self.corrupted.add(1);
@@ -118,7 +94,7 @@ impl<D: PoolLocks> RawPool<D> {
         let Location { page, class, .. } = object;
         let id = self.zspage_id_at(page);
         let inuse = lists.with(&self.zspages, id, |zspage| {
-            self.contents.write(object);
+            self.note_access(object, Access::write);
             let (start, header_bytes) = self.place(object);
             if header_bytes > 0 {
                 // SAFETY: the object belongs to the caller; the class's lock is held from here until the
@@ -151,7 +127,6 @@ impl<D: PoolLocks> RawPool<D> {
         Emptied { zspage: id, run, committed }
     }
 
-    /// Takes a zspage off the lists if it is empty.
     pub(super) fn take_off_if_empty(&self, lists: &mut Lists, id: u32) -> Option<Emptied> {
         let inuse = lists.with(&self.zspages, id, |zspage| zspage.inuse);
         // SAFETY: the zspage is on the lists, which are locked.
@@ -164,18 +139,17 @@ impl<D: PoolLocks> RawPool<D> {
         self.arena.free_run(run, Account::Pool, committed);
     }
 
-    pub(super) fn give_back_all(&self, emptied: &EmptiedList) {
-        let mut runs = [(Run { page: 0, pages: 0 }, 0); EmptiedList::MOST];
-        for (run, emptied) in runs.iter_mut().zip(emptied.iter()) {
+    pub(super) fn give_back_all(&self, emptied: &[Emptied]) {
+        let mut runs = [(Run { page: 0, pages: 0 }, 0); MOST_EMPTIED];
+        for (run, emptied) in runs.iter_mut().zip(emptied) {
             *run = self.give_descriptor_back(*emptied);
         }
-        if emptied.len > 0 {
+        if !emptied.is_empty() {
             self.counts.count(|share| &share.runs_freed);
-            self.arena.free_runs(Account::Pool, &runs[..emptied.len]);
+            self.arena.free_runs(Account::Pool, &runs[..emptied.len()]);
         }
     }
 
-    /// Frees a descriptor; returns its run and the number of committed pages.
     fn give_descriptor_back(&self, emptied: Emptied) -> (Run, u64) {
         // SAFETY: the zspage is empty and on no list.
         self.note(unsafe { self.zspages.remove(emptied.zspage) });

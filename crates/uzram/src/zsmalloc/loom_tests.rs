@@ -21,7 +21,6 @@ for_every_design!(
 /// Bytes of an object; two of them fill a zspage of one page.
 const LEN: usize = 1800;
 
-/// An object that the model has stored.
 #[derive(Clone, Copy)]
 struct Stored {
     handle: u32,
@@ -152,7 +151,6 @@ fn loom_zsmalloc_compaction_against_compaction<D: PoolLocks>() {
     });
 }
 
-/// Evicts a zspage while another thread frees one of its objects and stores a new one.
 fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     check(|| {
         let pool = Model::<D>::new(true);
@@ -174,8 +172,7 @@ fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     });
 }
 
-/// Two threads defer more frees than there is room for, while one of them frees what waits: each is freed
-/// once, after it was deferred. loom tracks the accesses to each value.
+/// Each value is freed once, after it was deferred: loom tracks the accesses to it.
 #[cfg(feature = "designs")]
 #[test]
 fn loom_zs_deferred_frees_happen_once() {

@@ -1,28 +1,23 @@
 //! A pool's zspages in the order in which they were last stored into, for reclaim of the coldest.
 //!
-//! A circular list through a table with an entry per page, of which only the entries of zspages' first
-//! pages are used: `[page after | page before]`. Another table has the zspages' classes, so that reclaim
-//! can lock the class of a listed zspage. The list's lock comes after a class's.
+//! A list of the nodes of zspages' first pages, whose states have the zspages' classes, so that reclaim can
+//! lock the class of a listed zspage. The list's lock comes after a class's.
 
 use std::ops::Range;
 
 use crate::base::error::Result;
-use crate::base::mem::Table;
-use crate::base::sync::{AtomicU32, AtomicU64, Mutex, Ordering, classes};
+use crate::base::sync::{Mutex, MutexGuard, classes};
+use crate::lru::List;
+use crate::lru::node::{Nodes, Place, State};
+
+/// The one of the nodes' lists that is used.
+const LIST: List = List::Inactive;
 
 /// See the [module's documentation](self).
 pub(super) struct Lru {
-    order: Mutex<Order>,
-    links: Table<AtomicU64>,
-    /// For each page on the list, its class plus one; else 0.
-    classes: Table<AtomicU32>,
-}
-
-#[derive(Default)]
-struct Order {
-    /// The zspage stored into last; the one before it in the circle is the coldest.
-    hottest: Option<u32>,
-    len: u64,
+    /// Protects the list; its length.
+    len: Mutex<u64>,
+    nodes: Nodes,
 }
 
 /// The end at which a new zspage is inserted.
@@ -36,114 +31,74 @@ pub(super) enum End {
 
 impl Lru {
     pub(super) fn new(pages: usize) -> Result<Self> {
-        Ok(Lru {
-            order: Mutex::new(&classes::ZS_LRU, Order::default()),
-            links: Table::new(pages)?,
-            classes: Table::new(pages)?,
-        })
+        Ok(Lru { len: Mutex::new(&classes::ZS_LRU, 0), nodes: Nodes::new(pages as u32)? })
     }
 
     pub(super) fn populate(&self, pages: Range<usize>) -> Result<()> {
-        self.links.populate_range(pages.clone())?;
-        self.classes.populate_range(pages)
+        self.nodes.table.populate_range(pages)
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.order.lock().len
+        *self.len.lock()
     }
 
     /// Makes the zspage that starts at `page` the hottest. Its class is locked.
     pub(super) fn touch(&self, page: u32, class: u8) {
-        let mut order = self.order.lock();
-        if order.hottest == Some(page) {
-            return;
+        let mut len = self.len.lock();
+        if self.nodes.next(self.nodes.head(LIST)) != page {
+            self.unlink(&mut len, page);
+            self.link(&mut len, page, class, End::Hottest);
         }
-        self.unlink(&mut order, page);
-        self.link(&mut order, page, class, End::Hottest);
     }
 
     /// Inserts a zspage if it is not on the list. Its class is locked.
     pub(super) fn insert(&self, page: u32, class: u8, end: End) {
-        let mut order = self.order.lock();
-        if self.class_of(page).is_none() {
-            self.link(&mut order, page, class, end);
+        let mut len = self.len.lock();
+        if !self.nodes.state(page).is_on_list() {
+            self.link(&mut len, page, class, end);
         }
     }
 
     /// Removes a zspage; returns whether it was on the list. Its class is locked.
     pub(super) fn remove(&self, page: u32) -> bool {
-        let mut order = self.order.lock();
-        self.unlink(&mut order, page)
+        self.unlink(&mut self.len.lock(), page)
     }
 
     /// Returns the zspage that was stored into longest ago, and its class. Unless the class is locked, the
     /// zspage may be gone already.
     pub(super) fn coldest(&self) -> Option<(u32, u8)> {
-        let order = self.order.lock();
-        let (coldest, _) = self.neighbours(order.hottest?);
-        Some((coldest, self.class_of(coldest)?))
+        let _locked = self.len.lock();
+        self.nodes.last(LIST).map(|page| (page, self.nodes.state(page).tag()))
     }
 
     /// Returns whether a zspage of this class is on the list. If so, and the class is locked, it is in use.
     pub(super) fn contains(&self, page: u32, class: u8) -> bool {
-        let _order = self.order.lock();
-        self.class_of(page) == Some(class)
+        let _locked = self.len.lock();
+        let state = self.nodes.state(page);
+        state.is_on_list() && state.tag() == class
     }
 
-    fn class_of(&self, page: u32) -> Option<u8> {
-        self.classes[page as usize].load(Ordering::Relaxed).checked_sub(1).map(|class| class as u8)
-    }
-
-    fn neighbours(&self, page: u32) -> (u32, u32) {
-        let links = self.links[page as usize].load(Ordering::Relaxed);
-        (links as u32, (links >> u32::BITS) as u32)
-    }
-
-    fn set_neighbours(&self, page: u32, before: u32, after: u32) {
-        let links = u64::from(after) << u32::BITS | u64::from(before);
-        self.links[page as usize].store(links, Ordering::Relaxed);
-    }
-
-    fn link(&self, order: &mut Order, page: u32, class: u8, end: End) {
-        self.classes[page as usize].store(u32::from(class) + 1, Ordering::Relaxed);
-        order.len += 1;
-        let Some(hottest) = order.hottest else {
-            self.set_neighbours(page, page, page);
-            order.hottest = Some(page);
-            return;
-        };
-        // Insert between the coldest and the hottest; `end` decides which of the two it becomes.
-        let (coldest, _) = self.neighbours(hottest);
-        self.set_neighbours(page, coldest, hottest);
-        let (before, _) = self.neighbours(coldest);
-        self.set_neighbours(coldest, if coldest == hottest { page } else { before }, page);
-        let (_, after) = self.neighbours(hottest);
-        self.set_neighbours(hottest, page, if coldest == hottest { page } else { after });
-        if end == End::Hottest {
-            order.hottest = Some(page);
+    fn link(&self, len: &mut MutexGuard<'_, u64>, page: u32, class: u8, end: End) {
+        self.nodes.change(page, |_| Some(State::only(Place::On(LIST)).tagged(class)));
+        match end {
+            End::Hottest => self.nodes.link_at_front(LIST, page, page),
+            End::Coldest => {
+                let head = self.nodes.head(LIST);
+                self.nodes.link(self.nodes.prev(head), page);
+                self.nodes.link(page, head);
+            }
         }
+        **len += 1;
     }
 
-    fn unlink(&self, order: &mut Order, page: u32) -> bool {
-        if self.class_of(page).is_none() {
-            return false;
+    fn unlink(&self, len: &mut MutexGuard<'_, u64>, page: u32) -> bool {
+        let is_on_list = self.nodes.state(page).is_on_list();
+        if is_on_list {
+            self.nodes.change(page, |_| Some(State::only(Place::Out)));
+            self.nodes.unlink(page);
+            **len -= 1;
         }
-        self.classes[page as usize].store(0, Ordering::Relaxed);
-        order.len -= 1;
-        let (before, after) = self.neighbours(page);
-        if after == page {
-            order.hottest = None;
-            return true;
-        }
-        let (before_that, after_before) = self.neighbours(before);
-        debug_assert_eq!(after_before, page);
-        self.set_neighbours(before, if before == after { before } else { before_that }, after);
-        let (_, after_that) = self.neighbours(after);
-        self.set_neighbours(after, before, if before == after { after } else { after_that });
-        if order.hottest == Some(page) {
-            order.hottest = Some(after);
-        }
-        true
+        is_on_list
     }
 }
 

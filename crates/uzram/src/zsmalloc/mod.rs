@@ -1,8 +1,6 @@
 //! zsmalloc: memory for compressed pages, packed tightly whatever their sizes.
 //!
-//! Objects of similar size share *zspages*, runs of one to sixteen pages cut into equal objects. A
-//! new object goes into the fullest zspage of its class that has room, so that the emptier ones
-//! can run empty and be given back.
+//! Objects of similar size share *zspages*: runs of one to sixteen pages, cut into equal objects.
 //!
 //! ```text
 //! handle ──► object word [page | class | index | design bits]       (slab "zs_handle")
@@ -16,18 +14,14 @@
 //! descriptor. Every read checks handle and owner (for a huge object, the owner only), so that
 //! corruption never returns another page's bytes.
 //!
-//! Objects move: compaction packs the objects of a class into its fullest zspages, and evacuates sparse
-//! chunks of the arena (`compact`). [`PoolLocks`] defines which locks each operation takes; the table is
-//! at [`design`].
+//! Objects move (`compact`, `evacuate`). The table at [`design`] says which locks each operation takes.
 //!
 //! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only. Zspages, runs
 //! and descriptors are allocated with no pool lock held; most designs also free them without one.
 
-mod access;
 mod alloc;
 #[cfg(feature = "designs")]
 mod any;
-#[cfg(not(loom))]
 mod attach;
 mod class;
 mod compact;
@@ -59,22 +53,19 @@ mod tests;
 pub(crate) use any::AnyPool;
 #[cfg(feature = "designs")]
 pub use any::PoolDesign;
-#[cfg(not(loom))]
 pub(crate) use attach::{Attach, Settled};
 pub use class::{CHAIN_SIZES, SizeClass};
 pub(crate) use compact::{Budget, Effort};
 pub use counts::LockCounts;
-#[cfg(feature = "designs")]
-pub use design::{ClassIndexed, Consolidated, Split};
 pub use design::{Pinned, PoolLocks};
-pub use pool::{Handle, Object, ObjectRead, Pool, PoolBuilder};
+pub use pool::{Handle, Object, Pool, PoolBuilder};
 pub(crate) use raw::{PoolConfig, PoolRegions, RawPool};
+pub use read::ObjectRead;
 pub use stats::ClassStat;
-#[cfg(not(loom))]
 pub(crate) use word::Location;
 pub use zspage::FULLNESS_GROUPS;
 
 /// Returns the length from which contents take a whole page in a pool of this chain size.
 pub fn huge_threshold(chain_size: usize) -> usize {
-    class::ClassTable::new(chain_size).huge_threshold()
+    class::ClassTable::new(chain_size).huge_threshold
 }

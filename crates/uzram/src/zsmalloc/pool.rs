@@ -1,10 +1,6 @@
 //! The pool as a library: byte strings of 1 to 4096 bytes, packed tightly.
-//!
-//! An [`Object`] borrows its pool and frees its bytes when it is dropped. Callers that cannot keep the
-//! borrow, for example because one struct holds the pool and its objects, turn it into a [`Handle`].
 
 use std::fmt;
-use std::ops::Deref;
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Arena, CHUNK_PAGES, Gfp};
@@ -15,7 +11,7 @@ use super::compact::{Budget, Effort};
 use super::counts::LockCounts;
 use super::design::{Pinned, PoolLocks};
 use super::raw::{PoolConfig, RawPool};
-use super::read::RawRead;
+use super::read::ObjectRead;
 use super::stats::ClassStat;
 
 /// Memory for byte strings of 1 to 4096 bytes. The default lock design is the fastest one measured.
@@ -47,6 +43,7 @@ pub struct Object<'a, D: PoolLocks = Pinned> {
 
 /// A byte string in a [`Pool`] that does not borrow the pool. Dropping it does not free the bytes: pass it to
 /// [`Pool::free`] or [`Pool::object`]. Dropping the pool frees them too.
+#[derive(Debug)]
 #[must_use = "dropping a handle leaves its bytes in the pool"]
 pub struct Handle {
     pool: u32,
@@ -54,9 +51,6 @@ pub struct Handle {
     owner: u32,
     len: u16,
 }
-
-/// The bytes of an [`Object`] or [`Handle`], which neither move nor change until this is dropped.
-pub struct ObjectRead<'a, D: PoolLocks = Pinned>(RawRead<'a, D>);
 
 /// The default memory limit of a pool made by [`PoolBuilder::build`].
 const DEFAULT_LIMIT_BYTES: u64 = 1 << 30;
@@ -73,11 +67,6 @@ pub struct PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// Returns a builder for a pool of this name. Statistics show the name.
-    pub fn new(name: impl Into<String>) -> Self {
-        PoolBuilder { config: PoolConfig::new(name), limit_bytes: DEFAULT_LIMIT_BYTES }
-    }
-
     /// Sets the memory limit, metadata included; 1 GiB by default. [`PoolBuilder::build_in`] ignores it: the
     /// arena has the limit.
     pub fn limit_bytes(self, bytes: u64) -> Self {
@@ -137,14 +126,13 @@ impl PoolBuilder {
 impl Pool {
     /// Returns a builder for a pool of this name. Statistics show the name.
     pub fn builder(name: impl Into<String>) -> PoolBuilder {
-        PoolBuilder::new(name)
+        PoolBuilder { config: PoolConfig::new(name), limit_bytes: DEFAULT_LIMIT_BYTES }
     }
 }
 
 impl<D: PoolLocks> Pool<D> {
     /// Stores a copy of `bytes` (1..=4096). Fails with `Invalid` for another length, `NoSpace` when the limit
     /// of memory or of objects is met, `NoMemory` when the system gives no more. Nothing is stored then.
-    #[inline]
     pub fn store(&self, bytes: &[u8]) -> Result<Object<'_, D>> {
         self.store_for(bytes, 0)
     }
@@ -172,11 +160,10 @@ impl<D: PoolLocks> Pool<D> {
     pub fn read<'a>(&'a self, handle: &'a Handle) -> Result<ObjectRead<'a, D>> {
         self.check(handle)?;
         // SAFETY: the handle is this pool's, in use as long as it exists, and the result borrows it.
-        unsafe { self.raw.read(handle.handle, handle.owner, usize::from(handle.len)) }.map(ObjectRead)
+        unsafe { self.raw.read(handle.handle, handle.owner, usize::from(handle.len)) }
     }
 
     /// Frees the bytes of a handle. Fails with `Invalid` for a handle of another pool; its bytes stay there.
-    #[inline]
     pub fn free(&self, handle: Handle) -> Result<()> {
         self.object(handle).map(drop)
     }
@@ -229,19 +216,16 @@ impl<D: PoolLocks> Pool<D> {
 
     /// Returns the counts of lock operations, if the pool was made with [`PoolBuilder::count_locks`].
     pub fn lock_counts(&self) -> LockCounts {
-        self.raw.lock_counts()
+        self.raw.counts.sum()
     }
 
-    #[inline]
     fn check(&self, handle: &Handle) -> Result<()> {
         if handle.pool == self.id { Ok(()) } else { Err(Error::invalid("the handle is another pool's")) }
     }
 }
 
 impl<'a, D: PoolLocks> Object<'a, D> {
-    /// Returns the bytes. Reading waits for no other thread's reading or storing. Fails with `Corrupt` when
-    /// the memory was damaged.
-    #[inline]
+    /// Returns the bytes. Waits and fails as [`Pool::read`].
     pub fn read(&self) -> Result<ObjectRead<'_, D>> {
         self.pool.read(&self.handle)
     }
@@ -297,26 +281,5 @@ impl<D: PoolLocks> fmt::Debug for Pool<D> {
 impl<D: PoolLocks> fmt::Debug for Object<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Object({} of pool {}, {} bytes)", self.handle.handle, self.handle.pool, self.handle.len)
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Handle({} of pool {}, {} bytes)", self.handle, self.pool, self.len)
-    }
-}
-
-impl<D: PoolLocks> Deref for ObjectRead<'_, D> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl<D: PoolLocks> fmt::Debug for ObjectRead<'_, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ObjectRead({} bytes)", self.len())
     }
 }

@@ -1,15 +1,13 @@
-//! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers
-//! guarantee their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`,
-//! `reclaim`, `stats`.
+//! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here, whose
+//! validity the callers guarantee.
 
 use std::ops::{DerefMut, Range};
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Arena, Region, Table};
-use crate::base::sync::{Arc, AtomicU64, Counter, Mutex, Ordering, Timed, classes};
+use crate::base::sync::{Access, Arc, AtomicU64, Counter, Mutex, Ordering, Timed, classes};
 use crate::slab::{CacheConfig, TypedCache};
 
-use super::access::ObjectAccess;
 use super::class::{CHAIN_SIZES, ClassTable, HEADER_BYTES};
 use super::counts::Counts;
 use super::lru::Lru;
@@ -20,6 +18,9 @@ pub(super) const LINE_BYTES: usize = 64;
 
 /// The most objects that fit into a page: those of the smallest class.
 const OBJECTS_A_PAGE: u64 = 128;
+
+/// The most objects of a page in models, which store large ones.
+const MODEL_OBJECTS: usize = 4;
 
 /// The parts of a pool that are chosen.
 #[derive(Clone, Debug)]
@@ -75,7 +76,6 @@ impl PoolConfig {
 
     /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table
     /// and of the page table. Fails as [`CacheConfig::slab_table_bytes`].
-    #[cfg(not(loom))]
     pub fn region_bytes(&self, arena_pages: u64) -> Result<[u64; 2]> {
         let handles = self.handles_in(arena_pages as usize).slab_table_bytes()?;
         Ok([handles, Table::<AtomicU64>::bytes_of(arena_pages as usize)])
@@ -96,16 +96,18 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     type Lists<'a>: DerefMut<Target = Lists>;
     /// The locked lists of a class whose objects no thread can look up, and whose zspages no thread can hold,
     /// meanwhile.
-    type MigrationGuard<'a>: MigrationGuard;
+    type MigrationGuard<'a>: DerefMut<Target = Lists>;
 
     /// Makes the locks for `classes` classes.
     fn new(classes: usize) -> Self;
 
-    /// Locks the lists of a class.
     fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
 
     /// Locks the lists of a class to move its objects.
     fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
+
+    /// Returns whether other threads wait for the locks of a guard: a hint.
+    fn is_contended(guard: &Self::MigrationGuard<'_>) -> bool;
 
     /// Finds a handle's object, and keeps it in place until [`PoolLocks::unpin`].
     ///
@@ -137,11 +139,6 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
 /// An object that is no longer used, and the locked lists of its class.
 pub type Released<'a, D> = (Location, Timed<'a, <D as PoolLocks>::Lists<'a>>);
 
-/// Locked lists whose holder moves objects.
-pub trait MigrationGuard: DerefMut<Target = Lists> {
-    fn is_contended(&self) -> bool;
-}
-
 /// See the [module's documentation](super). Handles are numbers here.
 pub struct RawPool<D: PoolLocks> {
     pub(super) arena: Arc<Arena>,
@@ -161,8 +158,8 @@ pub struct RawPool<D: PoolLocks> {
     pub(super) pages_compacted: Counter,
     /// `None` unless the pool is configured with `reclaim`.
     pub(super) lru: Option<Lru>,
-    /// For loom.
-    pub(super) contents: ObjectAccess,
+    /// For loom, which does not model the memory of objects' bytes, the accesses to each place; else empty.
+    contents: Box<[Access]>,
 }
 
 impl<D: PoolLocks> RawPool<D> {
@@ -194,7 +191,9 @@ impl<D: PoolLocks> RawPool<D> {
             compaction: Mutex::new(&classes::COMPACTION, ()),
             pages_compacted: Counter::new(0),
             lru: config.reclaim.then(|| Lru::new(pages)).transpose()?,
-            contents: ObjectAccess::new(pages),
+            contents: (0..if cfg!(loom) { pages * MODEL_OBJECTS } else { 0 })
+                .map(|_| Access::default())
+                .collect(),
             classes,
             arena,
         })
@@ -203,8 +202,8 @@ impl<D: PoolLocks> RawPool<D> {
     /// Populates the tables whose size does not depend on the arena's. Fails with `NoMemory` when the system
     /// gives none.
     pub fn populate(&self) -> Result<()> {
-        self.handles.populate()?;
-        self.zspages.populate()
+        self.handles.cache().populate()?;
+        self.zspages.cache().populate()
     }
 
     /// Populates the table entries of these pages of the arena. Fails as [`RawPool::populate`].
@@ -221,7 +220,7 @@ impl<D: PoolLocks> RawPool<D> {
 
     /// Returns the length from which contents take a whole page, so that compressing them has no use.
     pub fn huge_threshold(&self) -> usize {
-        self.classes.huge_threshold()
+        self.classes.huge_threshold
     }
 
     /// Returns [`PoolLocks::READS_OUTLIVE_FREES`] of the design.
@@ -233,6 +232,15 @@ impl<D: PoolLocks> RawPool<D> {
     #[inline]
     pub(super) fn lists(&self, class: u8) -> Timed<'_, D::Lists<'_>> {
         Timed::new(self.locks.lists(class, &self.counts), self.counts.lists_hold_ns())
+    }
+
+    /// Reports an access to an object's bytes to loom.
+    #[inline]
+    pub(super) fn note_access(&self, object: Location, note: fn(&Access)) {
+        if cfg!(loom) {
+            assert!(usize::from(object.index) < MODEL_OBJECTS, "models store large objects");
+            note(&self.contents[object.page as usize * MODEL_OBJECTS + usize::from(object.index)]);
+        }
     }
 
     #[inline]
@@ -254,20 +262,11 @@ impl<D: PoolLocks> RawPool<D> {
         self.handles.hint(handle).map(|cell| unsafe { &*cell })
     }
 
-    /// Copies a huge object's owner and handle to the page table entry and descriptor of its new location.
-    pub(super) fn copy_huge_names(&self, from: Location, to: Location, to_zspage: u32) {
-        self.set_huge_owner(to.page, self.huge_owner(from.page), to_zspage);
-        // SAFETY: the caller moves the object from one to the other, so both zspages are in use.
-        let (from, to) = unsafe { (self.zspage_at(from.page), self.zspage_at(to.page)) };
-        to.set_huge_handle(from.huge_handle());
-    }
-
     #[inline]
     pub(super) fn huge_owner(&self, page: u32) -> u32 {
         !(self.page_table[page as usize].load(Ordering::Relaxed) >> u32::BITS) as u32
     }
 
-    /// Sets the owner of the huge object that starts at `page`, whose descriptor has the number `zspage`.
     #[inline]
     pub(super) fn set_huge_owner(&self, page: u32, owner: u32, zspage: u32) {
         let entry = u64::from(!owner) << u32::BITS | u64::from(zspage);

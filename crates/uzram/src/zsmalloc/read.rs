@@ -1,12 +1,14 @@
 //! Reads an object: pins it, checks its handle and owner, and unpins it when the bytes are dropped.
 
+use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
 use crate::base::cpu::prefetch;
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Access;
 
-use super::design::PoolLocks;
+use super::design::{Pinned, PoolLocks};
 use super::raw::{LINE_BYTES, RawPool};
 use super::word::{Cell, Location};
 
@@ -20,14 +22,14 @@ impl<D: PoolLocks> RawPool<D> {
     ///
     /// [`READS_OUTLIVE_FREES`]: super::design::PoolLocks::READS_OUTLIVE_FREES
     #[inline]
-    pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
+    pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<ObjectRead<'_, D>> {
         // SAFETY: the caller's promise.
         let object = unsafe { D::pin(self, handle) };
-        self.contents.read(object);
+        self.note_access(object, Access::read);
         let (start, header_bytes) = self.place(object);
         let bytes = NonNull::new(start.wrapping_add(header_bytes)).unwrap_or(NonNull::dangling());
         // Unpins on every return path.
-        let read = RawRead { pool: self, handle, object, bytes, len };
+        let read = ObjectRead { pool: self, handle, object, bytes, len };
         // The hardware prefetcher starts only after some misses: too late for an object this short.
         (0..len).step_by(LINE_BYTES).for_each(|at| prefetch(start.wrapping_add(at)));
         let room = usize::from(self.classes.get(object.class).size_bytes) - header_bytes;
@@ -63,8 +65,8 @@ impl<D: PoolLocks> RawPool<D> {
     }
 }
 
-/// The bytes of an object, protected until this is dropped.
-pub struct RawRead<'a, D: PoolLocks> {
+/// The bytes of an object, which neither move nor change until this is dropped.
+pub struct ObjectRead<'a, D: PoolLocks = Pinned> {
     pool: &'a RawPool<D>,
     handle: u32,
     object: Location,
@@ -72,7 +74,7 @@ pub struct RawRead<'a, D: PoolLocks> {
     len: usize,
 }
 
-impl<D: PoolLocks> Deref for RawRead<'_, D> {
+impl<D: PoolLocks> Deref for ObjectRead<'_, D> {
     type Target = [u8];
 
     #[inline]
@@ -84,10 +86,16 @@ impl<D: PoolLocks> Deref for RawRead<'_, D> {
     }
 }
 
-impl<D: PoolLocks> Drop for RawRead<'_, D> {
+impl<D: PoolLocks> fmt::Debug for ObjectRead<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectRead({} bytes)", self.len())
+    }
+}
+
+impl<D: PoolLocks> Drop for ObjectRead<'_, D> {
     #[inline]
     fn drop(&mut self) {
-        self.pool.contents.read(self.object);
+        self.pool.note_access(self.object, Access::read);
         // SAFETY: this value holds the pin.
         if let Some(released) = unsafe { D::unpin(self.pool, self.handle, self.object) } {
             self.pool.release(self.handle, released);

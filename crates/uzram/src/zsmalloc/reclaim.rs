@@ -29,10 +29,8 @@ pub struct Reclaimed {
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages
-    /// have been tried; returns the number of pages freed. `evict` is called with the owner of each object in
-    /// them, no lock held, and should free the object, which may be gone already. Fails with `Invalid` for a
-    /// pool that does not keep its zspages in LRU order.
+    /// See [`Pool::reclaim`](super::Pool::reclaim). `evict` may be called for an object that is gone already.
+    /// Fails with `Invalid` for a pool that does not keep its zspages in LRU order.
     pub fn reclaim(&self, pages: u64, mut evict: impl FnMut(u32)) -> Result<u64> {
         let (mut freed, mut left) = (0, self.lru.as_ref().map_or(1, Lru::len));
         while freed < pages && left > 0 {
@@ -98,9 +96,8 @@ impl<D: PoolLocks> RawPool<D> {
         0
     }
 
-    /// Returns the isolated zspage that starts at `page`, if it still exists.
     fn find_isolated(&self, lists: &mut Lists, page: u32) -> Option<u32> {
-        (0..lists.len(GROUP_ISOLATED)).find_map(|_| {
+        (0..lists.lengths[GROUP_ISOLATED]).find_map(|_| {
             let id = lists.rotate(&self.zspages, GROUP_ISOLATED)?;
             (lists.with(&self.zspages, id, |zspage| zspage.page) == page).then_some(id)
         })

@@ -3,7 +3,6 @@
 use crate::base::mem::Account;
 
 use super::class::SizeClass;
-use super::counts::LockCounts;
 use super::design::PoolLocks;
 use super::raw::RawPool;
 use super::zspage::FULLNESS_GROUPS;
@@ -49,17 +48,11 @@ impl<D: PoolLocks> RawPool<D> {
         self.pages_compacted.get()
     }
 
-    /// Returns the counts of lock operations, if they are on.
-    pub fn lock_counts(&self) -> LockCounts {
-        self.counts.sum()
-    }
-
     /// Returns the resident bytes of the pool's tables; they grow with the pool.
-    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.page_table.resident_bytes()
-            + self.handles.table_resident_bytes()
-            + self.zspages.table_resident_bytes()
+            + self.handles.cache().table_resident_bytes()
+            + self.zspages.cache().table_resident_bytes()
     }
 
     /// Returns the state of each class, smallest first.

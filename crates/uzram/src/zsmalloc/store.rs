@@ -3,6 +3,7 @@
 use crate::base::cpu::prefetch_write;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
+use crate::base::sync::Access;
 use crate::base::units::PAGE_SIZE;
 
 use super::design::PoolLocks;
@@ -27,7 +28,7 @@ impl<D: PoolLocks> RawPool<D> {
         })?;
         self.counts.count(|share| &share.allocs);
         let (start, header_bytes) = self.place(object);
-        self.contents.write(object);
+        self.note_access(object, Access::write);
         // A new object is not in the CPU's cache: fetch its lines in parallel.
         (0..header_bytes + bytes.len())
             .step_by(LINE_BYTES)
@@ -63,20 +64,16 @@ impl<D: PoolLocks> RawPool<D> {
 
     #[cold]
     fn with_room_made<R>(&self, error: Error, f: impl Fn() -> Result<R>) -> Result<R> {
-        if !self.may_help(&error) {
+        // If used memory alone reaches the limit, giving free memory back does not help.
+        let may_help = match error.kind() {
+            ErrorKind::NoMemory => true,
+            ErrorKind::NoSpace => error.setting() != Some("mem_limit") || self.arena.keeps_free(),
+            _ => false,
+        };
+        if !may_help {
             return Err(error);
         }
         self.arena.release_free();
         f()
-    }
-
-    /// Returns whether giving free memory back may help against `error`: not if used memory alone reaches the
-    /// limit.
-    fn may_help(&self, error: &Error) -> bool {
-        match error.kind() {
-            ErrorKind::NoMemory => true,
-            ErrorKind::NoSpace => error.setting() != Some("mem_limit") || self.arena.keeps_free(),
-            _ => false,
-        }
     }
 }

@@ -5,9 +5,8 @@
 //!       [ page        | class  | index     | design bits  ]
 //! ```
 //!
-//! `page` is the first page of the zspage, `class` its size class, `index` the object's number in it.
-//! With the class in the word, a free finds it without any lock ("mm/zsmalloc: encode class_idx in
-//! obj", W. Hao, 2026); the kernel's earlier design, `Split`, does not read it.
+//! With the class in the word, a free finds it without any lock ("mm/zsmalloc: encode class_idx in obj", W.
+//! Hao, 2026); the kernel's earlier design, `Split`, does not read it.
 
 use crate::base::cpu::read_for_hint;
 use crate::base::sync::{AtomicU64, Ordering};
@@ -79,13 +78,12 @@ pub trait Cell: Default + Send + Sync + 'static {
         }
     }
 
-    /// Returns whether the handle points at `object` and the object can be moved now. The caller holds
-    /// the [`MigrationGuard`](super::design::MigrationGuard) of its class.
+    /// Returns whether the handle points at `object` and the object can be moved now. The caller has locked
+    /// its class for migration.
     fn is_movable(&self, object: Location) -> bool;
 
-    /// Points the handle from one location at another with the same contents; returns false if the
-    /// object cannot be moved now. The caller holds the [`MigrationGuard`](super::design::MigrationGuard)
-    /// of its class.
+    /// Points the handle from one location at another with the same contents; returns false if the object
+    /// cannot be moved now. The caller has locked its class for migration.
     fn relocate(&self, from: Location, to: Location) -> bool;
 
     /// Returns the likely location of the object of `cell`: a hint, as other threads may be changing the

@@ -122,7 +122,7 @@ pub(super) type Descriptors = TypedCache<Descriptor>;
 pub struct Lists {
     /// The first zspage of each circular list.
     heads: [u32; LISTS],
-    lengths: [u32; LISTS],
+    pub(super) lengths: [u32; LISTS],
     /// A bit for each group that has zspages.
     groups: u16,
     pub(super) objs_used: u64,
@@ -140,10 +140,6 @@ impl Lists {
         // SAFETY: a zspage that the class's lists or the page table name keeps its descriptor until it is
         // taken off them. The class's lock is held, and `f` cannot call this again: it has no `Lists`.
         unsafe { all.get(id).guarded.with_mut(f) }
-    }
-
-    pub(super) fn len(&self, group: usize) -> u32 {
-        self.lengths[group]
     }
 
     pub(super) fn zspages(&self) -> u64 {
@@ -164,9 +160,8 @@ impl Lists {
         (room != 0).then(|| self.heads[room.ilog2() as usize])
     }
 
-    /// Returns the last zspage of the emptiest group, neither the empty nor the full one, that has zspages.
-    /// Compaction moves objects from the last zspage to the first, so that it does not move the same objects
-    /// repeatedly.
+    /// Returns the last zspage of the emptiest group between empty and full. Compaction moves objects from
+    /// the last to the first, so that it does not move the same ones repeatedly.
     pub(super) fn emptiest(&mut self, all: &Descriptors) -> Option<u32> {
         let some = self.groups & ((1 << GROUP_FULL) - 2);
         let first = (some != 0).then(|| self.heads[some.trailing_zeros() as usize])?;
@@ -199,8 +194,7 @@ impl Lists {
         })
     }
 
-    /// Returns the number of zspages that packing the class's objects would free: the kernel's
-    /// `zs_can_compact`.
+    /// Returns the number of zspages that packing the objects would free: the kernel's `zs_can_compact`.
     pub(super) fn freeable_zspages(&self, class: &SizeClass) -> u64 {
         let objs = u64::from(class.objs_per_zspage);
         (self.zspages() * objs).saturating_sub(self.objs_used) / objs
@@ -302,7 +296,6 @@ mod tests {
         assert_eq!((fullness_group(0, 1), fullness_group(1, 1)), (0, 11));
     }
 
-    /// Inserts, regroups, rotates and removes zspages; compares with plain queues.
     #[test]
     fn lists_agree_with_queues() {
         use std::collections::VecDeque;
@@ -358,7 +351,7 @@ mod tests {
                 assert_eq!(but, emptiest.and(others), "seed {seed}");
             }
             for (group, ids) in model.iter_mut().enumerate() {
-                assert_eq!(lists.len(group) as usize, ids.len(), "seed {seed}");
+                assert_eq!(lists.lengths[group] as usize, ids.len(), "seed {seed}");
                 for id in ids.drain(..) {
                     assert_eq!(lists.rotate(&all, group), Some(id), "seed {seed}");
                     lists.remove(&all, id);

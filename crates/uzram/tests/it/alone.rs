@@ -4,20 +4,14 @@ use std::process::Command;
 
 const ALONE: &str = "UZRAM_TEST_ALONE";
 
-/// Returns a command that runs only this test, named as `--exact` names it.
-pub fn only(test: &str) -> Command {
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", test, "--nocapture"]);
-    child
-}
-
 /// Runs a test, named as `--exact` names it, in a process of its own. Returns whether this is that process;
 /// if not, the test has passed in it.
 pub fn alone(test: &str) -> bool {
     if std::env::var_os(ALONE).is_some_and(|name| name == test) {
         return true;
     }
-    let output = only(test).env(ALONE, test).output().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", test, "--nocapture"]).env(ALONE, test).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     // Without its result, which would count twice.
     text.lines().filter(|line| !line.starts_with("test result: ")).for_each(|line| println!("{line}"));

@@ -1,21 +1,21 @@
 //! A device whose reserve exceeds the cgroup's memory limit is refused, with the setting to change:
 //! populating the reserve would have the process killed.
-//!
-//! A child of the test builds the device, in a cgroup of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::alone::only;
+use crate::alone::alone;
 use crate::wait_until;
 use uzram::device::Device;
 
-/// Tells the child which `cgroup.procs` file to write its process id to.
-const PROCS: &str = "UZRAM_TEST_CGROUP_PROCS";
 const LIMIT_BYTES: u64 = 128 << 20;
 
-/// A cgroup limited to [`LIMIT_BYTES`], removed when dropped.
+/// A cgroup limited to [`LIMIT_BYTES`]. Dropping this takes the process out of it and removes it.
 struct Cgroup(PathBuf);
+
+fn enter(cgroup: &Path) -> std::io::Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
+}
 
 impl Cgroup {
     /// Creates a cgroup of version 1, or else version 2; prints a message if neither is possible.
@@ -40,36 +40,26 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The cgroup is busy for a moment after its last process has ended.
+        let _ = self.0.parent().map(enter);
+        // The cgroup is busy for a moment after its last process has left.
         wait_until(|| fs::remove_dir(&self.0).is_ok());
     }
 }
 
-fn in_cgroup(procs: &str) {
-    fs::write(procs, std::process::id().to_string()).unwrap();
+#[test]
+fn a_reserve_that_the_cgroup_does_not_allow_is_refused() {
+    if !alone("cgroup::a_reserve_that_the_cgroup_does_not_allow_is_refused") {
+        return;
+    }
+    let Some(cgroup) = Cgroup::new() else { return };
+    enter(&cgroup.0).unwrap();
     let device = Device::new("zram0").unwrap();
     device.set("reserve", "512M").unwrap();
     let error = device.set("disksize", "64M").expect_err("there is no memory for it");
-    println!("refused: {error}");
+    assert_eq!(error.setting(), Some("reserve"));
+    assert!(error.to_string().contains("cgroup allows it 128"), "{error}");
     // A reserve within the limit is accepted.
     let device = Device::new("zram0").unwrap();
     device.set("reserve", "16M").unwrap();
     device.set("disksize", "64M").unwrap();
-    println!("made");
-}
-
-#[test]
-fn a_reserve_that_the_cgroup_does_not_allow_is_refused() {
-    if let Ok(procs) = std::env::var(PROCS) {
-        return in_cgroup(&procs);
-    }
-    let Some(cgroup) = Cgroup::new() else { return };
-    let output = only("cgroup::a_reserve_that_the_cgroup_does_not_allow_is_refused")
-        .env(PROCS, cgroup.0.join("cgroup.procs"))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("cgroup allows it 128"), "{text}");
-    assert!(text.contains("reserve") && text.contains("\nmade"), "{text}");
 }

@@ -3,7 +3,7 @@
 //!
 //! A short form runs among the tests. `UZRAM_CRASH_ROUNDS` multiplies it: `make crash`.
 
-mod memory;
+pub mod memory;
 mod stepping;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -300,7 +300,6 @@ fn step(store: &Store, journal: &Journal, random: &mut Random, which: u32, threa
     }
 }
 
-/// Two threads that step without an end.
 fn step_for_ever(store: &Store, journal: &Journal, seed: u64, has_backing: bool) {
     std::thread::scope(|scope| {
         for which in 0..2 {

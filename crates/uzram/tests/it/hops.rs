@@ -18,7 +18,6 @@ fn contents(number: u64) -> Page {
     page
 }
 
-/// Writes pages again that were written before.
 fn write_pages() {
     let device = Device::new("zram0").unwrap();
     device.set("disksize", &(PAGES * PAGE_SIZE as u64).to_string()).unwrap();

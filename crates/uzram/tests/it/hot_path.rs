@@ -5,12 +5,8 @@
 //! steady state: pages are read, overwritten with contents that compress as before, or partly changed.
 //! Allocations are counted during that time.
 
-use std::io::Read;
-use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
-
 use crate::alone::alone;
+use crate::crash::memory::{in_child, report};
 use uzram::device::{Device, OpenDevice};
 use uzram::random::Random;
 use uzram::units::{PAGE_SIZE, Page};
@@ -19,8 +15,10 @@ const PAGES: u64 = 4096;
 /// Times that every page is overwritten before the device counts as warm.
 const WARM_ROUNDS: u64 = 4;
 
-/// The pipe to the parent.
-static REPORT_TO: AtomicI32 = AtomicI32::new(-1);
+/// The exit status of a process that made a system call.
+const CALLED: i32 = 42;
+/// What a process reports in which an operation failed, or read something else.
+const WRONG: u64 = u64::MAX;
 
 /// Returns the contents of page `number`: one page in 16 is same-filled, the others have a share of
 /// random bytes from none to all.
@@ -36,7 +34,6 @@ fn contents(number: u64) -> Page {
     page
 }
 
-/// Reads or overwrites a random page or a part of it. Returns whether that succeeded.
 fn one_operation(disk: &OpenDevice, pages: &[Page], random: &mut Random) -> bool {
     let number = random.below_u64(PAGES);
     let (page, offset) = (&pages[number as usize], number * PAGE_SIZE as u64);
@@ -50,35 +47,13 @@ fn one_operation(disk: &OpenDevice, pages: &[Page], random: &mut Random) -> bool
     }
 }
 
-/// Writes without allocating, as a signal handler must.
-fn report(text: &[u8]) {
-    // SAFETY: `text` is readable; write(2) is safe in a signal handler.
-    unsafe { libc::write(REPORT_TO.load(Ordering::Relaxed), text.as_ptr().cast(), text.len()) };
-}
-
-fn report_number(what: &[u8], number: u64) {
-    report(what);
-    let mut digits = [0; 20];
-    let (mut at, mut rest) = (digits.len(), number);
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    report(&digits[at..]);
-    report(b"\n");
-}
-
 extern "C" fn on_system_call(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     /// Where `siginfo_t` has `si_syscall`, on 64-bit machines (`<asm-generic/siginfo.h>`).
     const SI_SYSCALL_BYTE: usize = 24;
     // SAFETY: the kernel passes a siginfo_t of SIGSYS; _exit is safe in a handler.
     unsafe {
-        report_number(b"system call ", *info.byte_add(SI_SYSCALL_BYTE).cast::<u32>() as u64);
-        libc::_exit(1);
+        report((*info.byte_add(SI_SYSCALL_BYTE).cast::<u32>()).into());
+        libc::_exit(CALLED);
     }
 }
 
@@ -107,54 +82,34 @@ fn forbid_system_calls() {
         let done = libc::sigaction(libc::SIGSYS, &action, std::ptr::null_mut()) == 0
             && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
-        if !done {
-            report(b"this kernel has no seccomp filters\n");
-            libc::_exit(1);
-        }
+        assert!(done, "this kernel has no seccomp filters");
     }
 }
 
-/// Runs in the child. It must not panic, which would unwind into the copy of the parent's test harness.
-fn child(disk: &OpenDevice, pages: &[Page], operations: u64) -> ! {
+/// Returns the number of allocations in the steady state, or [`WRONG`]. Runs in the child.
+fn operate(disk: &OpenDevice, pages: &[Page], operations: u64) -> u64 {
     let mut random = Random::new(0x5eed);
-    let mut well = true;
     for round in 0..=WARM_ROUNDS {
         for number in 0..PAGES {
-            well &= disk.write(number * PAGE_SIZE as u64, &pages[number as usize]).is_ok();
-            well &= round == 0 || one_operation(disk, pages, &mut random);
+            disk.write(number * PAGE_SIZE as u64, &pages[number as usize]).unwrap();
+            assert!(round == 0 || one_operation(disk, pages, &mut random));
         }
     }
     let allocated_before = crate::allocations::count();
     forbid_system_calls();
-    for _ in 0..operations {
-        well &= one_operation(disk, pages, &mut random);
-    }
-    report_number(b"allocations ", crate::allocations::count() - allocated_before);
-    report(if well { b"all went well\n" } else { b"an operation failed or read something else\n" });
-    // SAFETY: _exit ends the process, and runs no handlers of the parent.
-    unsafe { libc::_exit(0) }
+    // A panic would make system calls.
+    let is_well = (0..operations).all(|_| one_operation(disk, pages, &mut random));
+    if is_well { crate::allocations::count() - allocated_before } else { WRONG }
 }
 
-fn report_of(settings: &[(&str, &str)], operations: u64) -> String {
-    let device: Arc<Device> = Device::new("zram0").unwrap();
+/// Returns the exit status of a child, and the number of its allocations or of its system call.
+fn outcome(settings: &[(&str, &str)], operations: u64) -> (i32, u64) {
+    let device = Device::new("zram0").unwrap();
     settings.iter().for_each(|(name, value)| device.set(name, value).unwrap());
     device.set("disksize", &(PAGES * PAGE_SIZE as u64).to_string()).unwrap();
     let disk = device.open().unwrap();
     let pages: Vec<Page> = (0..PAGES).map(contents).collect();
-    let (mut reader, writer) = std::io::pipe().unwrap();
-    REPORT_TO.store(writer.as_raw_fd(), Ordering::Relaxed);
-    // SAFETY: the child uses only what this thread has made, and ends only by _exit.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
-    if pid == 0 {
-        child(&disk, &pages, operations);
-    }
-    drop(writer);
-    let mut text = String::new();
-    reader.read_to_string(&mut text).unwrap();
-    // SAFETY: `pid` is this process's own child, not waited for before.
-    assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
-    text
+    in_child(|| report(operate(&disk, &pages, operations)))
 }
 
 /// One test, so that no other thread runs while this one forks.
@@ -174,6 +129,7 @@ fn a_warm_device_allocates_nothing_and_makes_no_system_call() {
         #[cfg(feature = "designs")]
         (&[("chain_size", "4"), ("run_cache_batch", "0"), ("streams", "2")], 20_000),
     ] {
-        assert_eq!(report_of(settings, operations), "allocations 0\nall went well\n", "{settings:?}");
+        let means = format!("{CALLED} is for a system call, {WRONG} for a failure or wrong contents");
+        assert_eq!(outcome(settings, operations), (0, 0), "{settings:?}; {means}");
     }
 }

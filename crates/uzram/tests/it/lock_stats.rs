@@ -44,7 +44,6 @@ fn assert_sound(stat: &LockStat) {
     }
 }
 
-/// Returns two CPUs that this thread may run on, if there are as many.
 fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -61,7 +60,6 @@ fn move_to(cpu: usize) {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// Runs seeded threads that take three locks at random: what is recorded is what they count themselves.
 #[test]
 fn acquisitions_of_several_threads_add_up() {
     let _turn = turn();
@@ -105,7 +103,6 @@ fn acquisitions_of_several_threads_add_up() {
     lock_stats().iter().for_each(assert_sound);
 }
 
-/// A lock bounces when another CPU took it last, and only then.
 #[test]
 fn a_bounce_is_an_acquisition_after_another_cpus() {
     let _turn = turn();
@@ -173,7 +170,6 @@ fn a_wait_is_recorded_and_bounces_between_cpus() {
     assert_sound(&stat);
 }
 
-/// A thread that waits for a condition does not hold the lock meanwhile.
 #[test]
 fn waiting_for_a_condition_is_not_holding() {
     let _turn = turn();

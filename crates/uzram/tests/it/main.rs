@@ -18,8 +18,6 @@ mod crash;
 mod hops;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
 mod hot_path;
-#[cfg(target_arch = "x86_64")]
-mod keeper;
 mod layers;
 #[cfg(feature = "lock-stats")]
 mod lock_stats;

@@ -20,7 +20,6 @@ use uzram::{ErrorKind, Store};
 const PAGES: usize = 1024;
 const FILE_BYTES: usize = PAGES * PAGE_SIZE;
 
-/// Returns whether memory can be kept out of swap here; prints why not.
 fn is_kept_out() -> bool {
     match keep_memory_out_of_swap() {
         Ok(()) => true,

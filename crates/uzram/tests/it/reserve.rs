@@ -4,7 +4,6 @@
 //! own machine does by mlockall(2). Threads touch their own memory, stacks and buffers, before they begin.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::alone::alone;
@@ -160,49 +159,31 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
     assert_eq!((empty.reserve_bytes, empty.reserve_free_bytes), (RESERVE_BYTES, RESERVE_BYTES));
     assert_eq!(empty.mem_charged_bytes, RESERVE_BYTES);
 
-    let (faults, failures) = (AtomicU64::new(0), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (disk, kinds, faults, failures) = (&disk, &kinds, &faults, &failures);
-            scope.spawn(move || {
-                let (of_thread, failed) = work(disk, kinds, thread);
-                println!("{settings:?}: thread {thread}: {of_thread} page faults, {failed} writes failed");
-                faults.fetch_add(of_thread as u64, Ordering::Relaxed);
-                failures.fetch_add(failed, Ordering::Relaxed);
-            });
-        }
+    let done: Vec<(i64, u64)> = std::thread::scope(|scope| {
+        let (disk, kinds) = (&disk, &kinds);
+        let start = |thread| scope.spawn(move || work(disk, kinds, thread));
+        let threads: Vec<_> = (0..THREADS).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
+    println!("{settings:?}: page faults and failed writes of each thread: {done:?}");
     let full = device.stats();
-    let failures = failures.into_inner();
+    let failures: u64 = done.iter().map(|(_, failures)| failures).sum();
     assert_eq!((full.reserve_drained >= failures, full.failed_reads), (true, 0));
-    println!(
-        "{settings:?}: {} MiB stored in {} MiB of zspages, {} MiB charged, drained {} times",
-        full.orig_data_bytes >> 20,
-        full.mem_used_bytes >> 20,
-        full.mem_charged_bytes >> 20,
-        full.reserve_drained
-    );
 
     // Once all pages are discarded, all memory is freed but the reserve, the free memory that is always kept,
     // and the slab caches'.
-    let before = minor_faults();
     disk.discard(0, DISK_PAGES * PAGE_SIZE as u64).unwrap();
-    let of_discard = minor_faults() - before;
     let most = RESERVE_BYTES + (8 << 20);
     let is_settled =
         |stats: DeviceStats| stats.mem_charged_bytes <= most && stats.reserve_free_bytes >= RESERVE_BYTES;
     wait_until(|| is_settled(device.stats()));
     let left = device.stats();
-    println!(
-        "{settings:?}: {} MiB charged in the end, {of_discard} page faults",
-        left.mem_charged_bytes >> 20
-    );
     assert!(left.mem_charged_bytes <= most, "{left:?}");
     assert_eq!(left.orig_data_bytes, 0);
     assert!(left.reserve_free_bytes >= RESERVE_BYTES, "{left:?}");
     drop(disk);
     device.set("reset", "1").unwrap();
-    faults.into_inner() as i64
+    done.iter().map(|(faults, _)| faults).sum()
 }
 
 /// A single test: other tests' threads could change what this program has in memory.

@@ -8,7 +8,7 @@
 mod workloads;
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -100,8 +100,10 @@ fn memory_of(workload: &Workload, pages: usize, stop: &AtomicBool) -> Result<Cor
     let dir = tempfile::tempdir().map_err(failed)?;
     let (printed, said) = (dir.path().join("printed"), dir.path().join("said"));
     let mut command = Command::new(workload.program);
-    (workload.prepare)(dir.path(), &mut command).map_err(failed)?;
-    command.current_dir(dir.path()).stdout(File::create(&printed).map_err(failed)?);
+    if let Some((name, text)) = workload.file {
+        fs::write(dir.path().join(name), text).map_err(failed)?;
+    }
+    command.args(workload.args).current_dir(dir.path()).stdout(File::create(&printed).map_err(failed)?);
     command.stderr(File::create(&said).map_err(failed)?);
 
     let program = Program::start(&mut command).map_err(failed)?;
@@ -125,7 +127,6 @@ fn memory_of(workload: &Workload, pages: usize, stop: &AtomicBool) -> Result<Cor
     Corpus::new(taken.pages.into_iter().map(AlignedPage).collect())
 }
 
-/// Returns whether a program has built its data.
 fn is_ready(workload: &Workload, program: &Program, dir: &Path, printed: &Path) -> std::io::Result<bool> {
     match workload.ready {
         Ready::Says => Ok(File::open(printed).is_ok_and(|file| text_from(&file, 0).contains("ready"))),

@@ -1,38 +1,23 @@
-use std::io;
-
 use super::*;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-fn shell(name: &'static str, prepare: fn(&Path, &mut Command) -> io::Result<()>, ready: Ready) -> Workload {
-    Workload { name, program: "sh", prepare, ready }
+fn shell(script: &'static [&'static str], ready: Ready) -> Workload {
+    Workload { name: "shell", program: "sh", args: script, file: None, ready }
 }
 
 #[test]
 fn a_program_that_fails_says_why_and_leaves_nothing() {
-    let fails = shell(
-        "fails",
-        |_, command| {
-            command.args(["-c", "sleep 1000 & echo no luck >&2; exit 3"]);
-            Ok(())
-        },
-        Ready::Says,
-    );
+    let fails = shell(&["-c", "sleep 1000 & echo no luck >&2; exit 3"], Ready::Says);
     let error = memory_of(&fails, 1, &GO_ON).err().unwrap().to_string();
     assert_eq!(error, "sh ended with status 3: no luck");
-    let cannot = shell("cannot", |_, _| Err(io::Error::other("no file")), Ready::Says);
-    assert!(memory_of(&cannot, 1, &GO_ON).err().unwrap().to_string().ends_with("cannot run: no file"));
+    let cannot = Workload { file: Some(("no/file", "")), ..shell(&[], Ready::Says) };
+    let error = memory_of(&cannot, 1, &GO_ON).err().unwrap().to_string();
+    assert!(error.starts_with("sh cannot run: No such file"), "{error}");
     let absent = Workload { program: "no-such-program", ..cannot };
     assert_eq!(memory_of(&absent, 1, &GO_ON).err().unwrap().to_string(), "no-such-program is not installed");
     let stop = AtomicBool::new(true);
-    let hangs = shell(
-        "hangs",
-        |_, command| {
-            command.args(["-c", "sleep 1000"]);
-            Ok(())
-        },
-        Ready::Holds(u64::MAX),
-    );
+    let hangs = shell(&["-c", "sleep 1000"], Ready::Holds(u64::MAX));
     assert_eq!(memory_of(&hangs, 1, &stop).err().unwrap().to_string(), "interrupted");
     for at_once in [false, true] {
         assert_eq!(build(1, at_once, &stop).err().unwrap().to_string(), "interrupted");

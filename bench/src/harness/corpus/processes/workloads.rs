@@ -1,22 +1,20 @@
 //! The programs of the `processes` corpus and their data: each some tens of MiB, built within a few seconds.
 
-use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
-use super::super::generated::words;
+use super::super::files::words;
 
 /// A program whose memory is taken.
 pub(super) struct Workload {
     /// Its name in tables.
     pub name: &'static str,
-    /// The program to run.
     pub program: &'static str,
-    /// Adds the program's arguments, and writes files that it needs to the folder that it will run in.
-    pub prepare: fn(&Path, &mut Command) -> io::Result<()>,
+    pub args: &'static [&'static str],
+    /// The name and the text of a file in the folder that it runs in.
+    pub file: Option<(&'static str, &'static str)>,
     /// When it has built its data.
     pub ready: Ready,
 }
@@ -31,76 +29,54 @@ pub(super) enum Ready {
     Filled(fn(&Path) -> io::Result<bool>),
 }
 
-pub(super) const ALL: [Workload; 6] = [
-    Workload { name: "python", program: "python3", prepare: python, ready: Ready::Says },
-    Workload { name: "c++", program: "g++", prepare: compiler, ready: Ready::Holds(96 << 20) },
-    Workload { name: "node", program: "node", prepare: node, ready: Ready::Says },
-    Workload { name: "redis", program: "redis-server", prepare: redis, ready: Ready::Filled(fill_redis) },
-    Workload { name: "sqlite", program: "python3", prepare: sqlite, ready: Ready::Says },
-    Workload { name: "jvm", program: "java", prepare: jvm, ready: Ready::Says },
+const fn workload(
+    name: &'static str,
+    program: &'static str,
+    args: &'static [&'static str],
+    file: Option<(&'static str, &'static str)>,
+    ready: Ready,
+) -> Workload {
+    Workload { name, program, args, file, ready }
+}
+
+pub(super) static ALL: [Workload; 6] = [
+    workload("python", "python3", &["-c", PYTHON, "0"], None, Ready::Says),
+    // Many templates, which the compiler takes seconds for, and more memory than is waited for.
+    workload("c++", "g++", COMPILE, Some(("main.cpp", include_str!("main.cpp"))), Ready::Holds(96 << 20)),
+    // Parsed JSON, maps, closures, strings and typed arrays.
+    workload("node", "node", &["-e", include_str!("objects.js")], None, Ready::Says),
+    workload("redis", "redis-server", REDIS, None, Ready::Filled(fill_redis)),
+    // Tables and indexes of a database in memory.
+    workload("sqlite", "python3", &["-c", include_str!("tables.py")], None, Ready::Says),
+    // A tree, hash maps, strings and arrays of a program with a small heap, which is collected a few times.
+    workload("jvm", "java", &["-Xmx192m", "Main.java"], Some(("Main.java", JVM)), Ready::Says),
 ];
 
-/// A Python with so much memory that it is worth the while to park it: 1 GiB of its pages are taken.
-pub(super) const LARGE_PYTHON: Workload =
-    Workload { name: "python", program: "python3", prepare: large_python, ready: Ready::Says };
+/// A Python with so much memory that it is worth the while to park it: 1 GiB of its pages are taken, of more,
+/// for some are same-filled, and some of no use.
+pub(super) static LARGE_PYTHON: Workload =
+    workload("python", "python3", &["-c", PYTHON, "1152"], None, Ready::Says);
 
 /// Syntax trees, lines, words and records of the standard library; again and again, until the process has so
 /// many MiB.
 const PYTHON: &str = include_str!("objects.py");
-
-fn python(_: &Path, command: &mut Command) -> io::Result<()> {
-    command.args(["-c", PYTHON, "0"]);
-    Ok(())
-}
-
-/// With more than 1 GiB, for some pages are same-filled, and some of no use.
-fn large_python(_: &Path, command: &mut Command) -> io::Result<()> {
-    command.args(["-c", PYTHON, "1152"]);
-    Ok(())
-}
-
-/// Tables and indexes of a database in memory.
-const SQLITE: &str = include_str!("tables.py");
-
-fn sqlite(_: &Path, command: &mut Command) -> io::Result<()> {
-    command.args(["-c", SQLITE]);
-    Ok(())
-}
-
-/// Parsed JSON, maps, closures, strings and typed arrays.
-const NODE: &str = include_str!("objects.js");
-
-fn node(_: &Path, command: &mut Command) -> io::Result<()> {
-    command.args(["-e", NODE]);
-    Ok(())
-}
-
-/// A tree, hash maps, strings and arrays of a program with a small heap, which is collected a few times.
 const JVM: &str = include_str!("Main.java");
-
-fn jvm(dir: &Path, command: &mut Command) -> io::Result<()> {
-    fs::write(dir.join("Main.java"), JVM)?;
-    command.args(["-Xmx192m", "Main.java"]);
-    Ok(())
-}
-
-/// A program of many templates, which the compiler takes seconds for, and more memory than is waited for.
-const COMPILED: &str = include_str!("main.cpp");
-
-fn compiler(dir: &Path, command: &mut Command) -> io::Result<()> {
-    fs::write(dir.join("main.cpp"), COMPILED)?;
-    command.args(["-std=c++17", "-O2", "-g", "-ftemplate-depth=1000", "-c", "main.cpp", "-o", "main.o"]);
-    Ok(())
-}
-
+const COMPILE: &[&str] =
+    &["-std=c++17", "-O2", "-g", "-ftemplate-depth=1000", "-c", "main.cpp", "-o", "main.o"];
 const REDIS_SOCKET: &str = "redis.sock";
-
-fn redis(_: &Path, command: &mut Command) -> io::Result<()> {
-    // It persists nothing, and no other user can connect.
-    command.args(["--port", "0", "--unixsocket", REDIS_SOCKET, "--unixsocketperm", "700"]);
-    command.args(["--save", "", "--appendonly", "no"]);
-    Ok(())
-}
+/// It persists nothing, and no other user can connect.
+const REDIS: &[&str] = &[
+    "--port",
+    "0",
+    "--unixsocket",
+    REDIS_SOCKET,
+    "--unixsocketperm",
+    "700",
+    "--save",
+    "",
+    "--appendonly",
+    "no",
+];
 
 /// Fills a server with sessions, counters, lists and rankings, once it serves.
 fn fill_redis(dir: &Path) -> io::Result<bool> {

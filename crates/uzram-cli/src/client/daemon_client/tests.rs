@@ -40,7 +40,6 @@ impl Fake {
         Fake { daemon: Daemon::in_dir(path).unwrap(), thread, _root: root }
     }
 
-    /// Returns the first lines of the requests that were read.
     fn requests(self) -> Vec<String> {
         self.thread.join().unwrap().0
     }
@@ -62,7 +61,6 @@ fn serve(listener: &UnixListener, acts: Vec<Act>, dir: RuntimeDir) -> (Vec<Strin
     (requests, dir)
 }
 
-/// Reads a request with its body, and returns its first line.
 fn read_request(stream: &mut UnixStream) -> String {
     let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
     loop {
@@ -111,7 +109,6 @@ fn a_request_is_sent_again_until_it_is_answered() {
     });
 }
 
-/// Sends a request that gets its answer after some cut connections, and checks what the client makes of it.
 fn ask_after(cuts: &[Act], method: &str, last: &'static str) {
     let what = format!("{cuts:?}, {method}, {last}");
     let fake = Fake::start(cuts.iter().copied().chain([Act::Say(last)]).collect());

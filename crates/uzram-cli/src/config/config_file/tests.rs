@@ -7,7 +7,7 @@ use uzram::device::Device;
 const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 2 << 30 };
 
 fn parsed(text: &str) -> Result<ConfigFile> {
-    parse(Source { name: "u.toml", text }, &MEMORY)
+    parse(Source { name: "u.toml", text }, &MEMORY, ListenArgs::default())
 }
 
 fn complaint(text: &str) -> String {
@@ -25,13 +25,16 @@ fn swap(priority: Option<u16>, discard: bool) -> Attached {
     Attached::Swap(SwapPlan { priority, discard, page_cluster: None })
 }
 
-/// Returns the example with its commented-out settings enabled, and `policy` as its policy file.
-fn whole_example(policy: &Path) -> String {
+/// Returns the example with its commented-out settings enabled, and the directory of its policy file.
+fn whole_example(policy: &str) -> (String, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.toml");
+    std::fs::write(&path, policy).unwrap();
     let example = include_str!("../../../../../dist/uzram.toml");
     let setting = |line: &&str| !line.is_empty() && !line.starts_with(' ');
     let lines = example.lines().map(|line| line.strip_prefix('#').filter(setting).unwrap_or(line));
     let text = lines.collect::<Vec<_>>().join("\n");
-    text.replace("/etc/uzram-policy.toml", policy.to_str().unwrap())
+    (text.replace("/etc/uzram-policy.toml", path.to_str().unwrap()), dir)
 }
 
 #[test]
@@ -40,10 +43,7 @@ fn the_example_has_every_key_and_makes_sense() {
     assert_eq!((plain.mount, plain.nbd, plain.devices.len()), (None, ListenArgs::default(), 1));
     assert_eq!(plain.devices[0].attached, swap(Some(100), true));
 
-    let dir = tempfile::tempdir().unwrap();
-    let policy = dir.path().join("policy.toml");
-    std::fs::write(&policy, "high = 80\nlow = 70\nwriteback.after = \"2h\"\n").unwrap();
-    let text = whole_example(&policy);
+    let (text, _dir) = whole_example("high = 80\nlow = 70\nwriteback.after = \"2h\"\n");
     let whole = parsed(&text).unwrap();
     assert_eq!(whole.mount.as_deref(), Some(Path::new("/run/uzram/mnt")));
     assert_eq!(whole.cpu_latency, Some(CpuLatencyLimit::NONE));
@@ -92,12 +92,39 @@ fn the_example_has_every_key_and_makes_sense() {
 }
 
 #[test]
+fn options_and_keys_are_said_once_and_places_add_up() {
+    let with = |options: ListenArgs, keys: &str| {
+        parse(Source { name: "u.toml", text: &format!("{keys}\n[a]") }, &MEMORY, options)
+    };
+    let place = |text: &str| vec![text.parse::<Listen>().unwrap()];
+    let whole = || ListenArgs {
+        listen: place("unix:/a"),
+        socket_owner: Some(1),
+        socket_group: Some(2),
+        socket_mode: Some(0o660),
+        tls_cert: Some("/c".into()),
+        tls_key: Some("/k".into()),
+        tls_client_ca: Some("/a".into()),
+        tls_anyone: Some(true),
+        max_connections: Some(3),
+    };
+    assert_eq!(with(whole(), "").unwrap().nbd, whole());
+    let keys = "listen = 'unix:/a'\nsocket-owner = 1\nsocket-group = 2\nsocket-mode = '0660'\n\
+        tls-cert = '/c'\ntls-key = '/k'\ntls-client-ca = '/a'\ntls-anyone = true\nmax-connections = 3";
+    assert_eq!(with(ListenArgs::default(), keys).unwrap().nbd, whole());
+    let both = with(whole(), "listen = 'unix:/b'").unwrap().nbd.listen;
+    assert_eq!(both, [place("unix:/a"), place("unix:/b")].concat());
+    for key in keys.lines().skip(1) {
+        let name = key.split_once(' ').unwrap().0;
+        let said = with(whole(), key).unwrap_err().into_line();
+        assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in one of them"));
+    }
+}
+
+#[test]
 fn the_example_s_attributes_are_those_of_a_device() {
-    let dir = tempfile::tempdir().unwrap();
-    let policy = dir.path().join("policy.toml");
-    std::fs::write(&policy, "").unwrap();
-    let whole = whole_example(&policy).replace("/var/lib/uzram/cold.img:4G", "none");
-    let text = whole.replace("min(ram / 2, 4G)", "64K");
+    let (whole, _dir) = whole_example("");
+    let text = whole.replace("/var/lib/uzram/cold.img:4G", "none").replace("min(ram / 2, 4G)", "64K");
     let backed = ["writeback-", "compressed-writeback", "force", "copies", "encrypt"];
     let lines = text.lines().filter(|line| !backed.iter().any(|key| line.starts_with(key)));
     let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();

@@ -62,7 +62,6 @@ enum Call {
 
 use Call::{Bits, Null, OneOf};
 
-/// Lists the numbers of calls.
 macro_rules! numbers {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }

@@ -20,7 +20,6 @@ const PERIOD: Duration = Duration::from_millis(1);
 /// Name prefix of the kernel's io_uring threads, which take no signals and run no user code.
 const KERNELS_THREADS: &str = "iou-";
 
-/// The capabilities that the signal handler keeps.
 static KEPT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Drops all capabilities but `kept` in all threads, irrevocably.
@@ -54,7 +53,6 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops the calling thread's capabilities to [`KEPT`].
 fn lower() -> rustix::io::Result<()> {
     let kept = CapabilitySet::from_bits_retain(KEPT.load(Ordering::SeqCst));
     let CapabilitySets { effective, permitted, .. } = rustix::thread::capabilities(None)?;
@@ -63,8 +61,7 @@ fn lower() -> rustix::io::Result<()> {
     rustix::thread::set_capabilities(None, CapabilitySets { effective, permitted, inheritable })
 }
 
-/// Installs a signal handler that drops the capabilities of the thread that runs it, and then lets it
-/// continue.
+/// Installs a signal handler that drops the capabilities of the thread that runs it.
 fn install(signal: c_int) -> io::Result<()> {
     extern "C" fn on_signal(_: c_int) {
         // SAFETY: errno is the thread's own.

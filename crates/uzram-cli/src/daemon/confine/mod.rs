@@ -15,6 +15,8 @@ use std::io;
 use rustix::process::DumpableBehavior;
 use uzram_serve::control::MeasureJson;
 
+use crate::system::protect::measure;
+
 pub use calls::Needs;
 
 /// Disables core files of this process, and tracing by anyone but root.
@@ -38,8 +40,4 @@ pub fn confine(needs: &Needs) -> Vec<MeasureJson> {
         measure("capabilities given up", lowered.err().map(|error| error.to_string())),
         measure("system calls filtered", filtered.err().map(|error| error.to_string())),
     ]
-}
-
-fn measure(what: &str, refused: Option<String>) -> MeasureJson {
-    MeasureJson { what: what.to_owned(), refused }
 }

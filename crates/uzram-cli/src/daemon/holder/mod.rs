@@ -1,16 +1,11 @@
 //! The process that a user starts: it holds what a daemon needs, starts the processes that serve, and does
 //! nothing else.
 //!
-//! It has one thread, reads no byte of a client, and takes no memory while it runs. It forks all workers, so
-//! that each has what it holds: the first one, which makes the devices and sends the memory of each to the
-//! holder before it is used; a stand-by, which waits for its death ([`standby`](crate::daemon::standby)); and
-//! when that has taken over, the next one. With `--no-survive` there is no stand-by, the devices' memory is
-//! the worker's own, and the daemon ends with it.
+//! `docs/internals/take-over.md` describes it and the processes that it forks. It has one thread, reads no
+//! byte of a client, and takes no memory while it runs. With `--no-survive` there is no stand-by, the
+//! devices' memory is the worker's own, and the daemon ends with it.
 //!
 //! A dead worker is reaped only after the stand-by serves: until then it looks at the dead one's threads.
-//!
-//! The holder waits for requests of workers, each of which has two sockets
-//! ([`link`](crate::daemon::survive::link)), for signals, and for nothing else.
 
 mod processes;
 mod replace;
@@ -66,7 +61,8 @@ pub fn run(plan: DaemonPlan) -> Result<u8> {
     held.lives.set(Shared::Holder, u64::from(std::process::id()));
     let mut holder = Holder::new(held, signals);
     holder.announces = true;
-    holder.start_first()?;
+    holder.starts = 1;
+    holder.worker = Some(holder.fork(Role::First)?);
     holder.hold()
 }
 
@@ -102,7 +98,6 @@ impl Process {
     }
 }
 
-/// See the [module's documentation](self).
 struct Holder {
     /// `None` in a fork that took it.
     held: Option<Held>,
@@ -255,7 +250,6 @@ impl Holder {
         }
     }
 
-    /// Receives a request of a process and answers it.
     fn handle(&mut self, pid: Pid) -> Result<Option<u8>> {
         let is_worker = self.worker.as_ref().is_some_and(|worker| worker.pid == pid);
         let process = if is_worker { &mut self.worker } else { &mut self.standby };
@@ -276,7 +270,7 @@ impl Holder {
             Then::Answer(answer) => self.answer(pid, &answer),
             Then::Wait => {}
             Then::End(outcome) => {
-                self.finish(pid);
+                self.finish(Some(pid));
                 return outcome.map(Some);
             }
             Then::Leave => {
@@ -393,22 +387,18 @@ impl Holder {
             before.into_iter().for_each(|before| self.bury(before));
             self.reap_dead();
         }
-        let held = self.held().map_err(|_| "this process holds nothing".to_owned())?;
-        let is_first = held.lives.get(Shared::Started) == 0;
-        held.lives.set(Shared::Started, 1);
-        let command = held.plan.exec.clone().filter(|_| is_first);
         if std::mem::take(&mut self.announces) {
             notify::ready(&status);
             self.is_changed = true;
         }
-        if let Some(command) = command {
-            match exec::start(&command, &address) {
-                Ok(running) => self.command = Some(running),
-                Err(failure) => {
-                    tracing::error!("{}", failure.into_line());
-                    self.command_status = Some(1);
-                }
-            }
+        let held = self.held().map_err(|_| "this process holds nothing".to_owned())?;
+        let is_first = held.lives.get(Shared::Started) == 0;
+        held.lives.set(Shared::Started, 1);
+        if let Some(command) = held.plan.exec.as_ref().filter(|_| is_first) {
+            let started = exec::start(command, &held.plan.runtime_dir, &address);
+            let failed = |failure: &Failure| tracing::error!("{}", failure.message());
+            self.command = started.inspect_err(failed).ok();
+            self.command_status = self.command.is_none().then_some(1);
         }
         // What the process before was told, it may not have done.
         if self.command_status.is_some() {
@@ -453,8 +443,9 @@ impl Holder {
             process.kill();
             self.bury(process);
         }
-        while self.dead_processes_run() {
+        while !self.dead.is_empty() {
             std::thread::sleep(Duration::from_millis(1));
+            self.reap_dead();
         }
         self.worker = Some(self.fork(Role::StandBy).map_err(|_| "no process can be started".to_owned())?);
         Ok(true)

@@ -22,13 +22,6 @@ use crate::system::protect::end_before_holder;
 const LEAVE_AFTER: Duration = Duration::from_millis(50);
 
 impl Holder {
-    pub(super) fn start_first(&mut self) -> Result<()> {
-        self.starts += 1;
-        let role = if self.starts == 1 { Role::First } else { Role::StandBy };
-        self.worker = Some(self.fork(role)?);
-        Ok(())
-    }
-
     /// Starts a stand-by, unless there is one or the daemon ends.
     pub(super) fn start_standby(&mut self) {
         self.standby_after = None;
@@ -105,11 +98,6 @@ impl Holder {
         self.dead.extend(process.attendant);
     }
 
-    pub(super) fn dead_processes_run(&mut self) -> bool {
-        self.reap_dead();
-        !self.dead.is_empty()
-    }
-
     pub(super) fn reap_dead(&mut self) {
         self.dead.retain(|pid| matches!(rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
         if !self.dead.is_empty() {
@@ -173,7 +161,7 @@ impl Holder {
             String::new()
         };
         if !why.is_empty() {
-            self.finish(pid);
+            self.finish(Some(pid));
             return Err(Failure::line(why));
         }
         if self.standby_after.is_some() {
@@ -197,10 +185,7 @@ impl Holder {
         }
         // Its client reads the answer meanwhile.
         std::thread::sleep(LEAVE_AFTER);
-        for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
-            process.kill();
-            let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
-        }
+        self.finish(None);
         if let Some(held) = &self.held {
             // Whoever has this number at the next start is another process.
             held.lives.set(Shared::Worker, 0);
@@ -208,12 +193,12 @@ impl Holder {
         std::mem::forget((self.held.take(), self.store.take()));
     }
 
-    /// Ends all processes: first those that would serve in the place of the one that is ending by itself.
-    pub(super) fn finish(&mut self, ending: Pid) {
+    /// Ends all processes: first those that would serve in the place of `ending`, which ends by itself.
+    pub(super) fn finish(&mut self, ending: Option<Pid>) {
         let mut all: Vec<_> = [self.standby.take(), self.worker.take()].into_iter().flatten().collect();
-        all.sort_by_key(|process| process.pid == ending);
+        all.sort_by_key(|process| Some(process.pid) == ending);
         for process in all {
-            if process.pid == ending {
+            if Some(process.pid) == ending {
                 let _ = process.requests.send(&Answer::Ok(()), &[]);
             } else {
                 process.kill();

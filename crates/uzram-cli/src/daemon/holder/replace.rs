@@ -68,7 +68,6 @@ pub unsafe fn succeed(state: State, plan: DaemonPlan) -> Result<u8> {
 }
 
 impl Holder {
-    /// Has the service manager keep everything.
     pub(super) fn put_into_store(&mut self) -> std::result::Result<(), String> {
         let state = self.state();
         let store = self.store.as_mut().ok_or("no service manager keeps what this daemon has")?;
@@ -188,7 +187,7 @@ impl Holder {
         let take = |number: Number| unsafe { number.take() }.context(what);
         let process = |process: Option<ProcessState>| -> Result<Option<Process>> {
             let Some(ProcessState { pid, links, attendant }) = process else { return Ok(None) };
-            let [requests, orders] = links.map(|number| take(number).map(Link::from_fd));
+            let [requests, orders] = links.map(|number| take(number).map(Link));
             let pid = Pid::from_raw(pid).ok_or_else(|| Failure::line(what()))?;
             Ok(Some(Process::new(pid, requests?, orders?, attendant.and_then(Pid::from_raw))))
         };

@@ -1,16 +1,12 @@
 //! The service manager's store of file descriptors, which outlives all of a daemon's processes:
 //! sd_pid_notify_with_fds(3), `FileDescriptorStoreMax=` of systemd.service(5).
 //!
-//! Each descriptor is stored by a name of its own, and then the state, which has these names. States are
-//! counted: the last one is valid, so that a death in between leaves one. A daemon that is started again
-//! finds all by sd_listen_fds(3), and goes on like the next program after an upgrade.
-//!
-//! The manager silently ignores descriptors beyond `FDSTORE`, and any that it has already.
+//! `docs/internals/take-over.md`, "A service manager's store", says what is stored, and when.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use super::handover::{Number, State, Stored};
 use crate::daemon::notify;
@@ -156,13 +152,11 @@ pub unsafe fn take() -> io::Result<Option<(State, FdStore)>> {
     let before = state.stored.take().unwrap_or_default();
     let mut stored = Stored { states: count, has_state: true, named: before.named, ..Stored::default() };
     for number in state.numbers() {
-        let missing =
-            || io::Error::other(format!("the service manager has lost descriptor {}", number.raw()));
+        let missing = || io::Error::other(format!("the service manager has lost descriptor {}", number.0));
         let name = before.names.get(number).ok_or_else(missing)?;
         let fd = found.remove(name.as_str()).ok_or_else(missing)?;
         // The state has it from here on.
-        *number = Number::new(fd.as_raw_fd());
-        std::mem::forget(fd);
+        *number = Number(fd.into_raw_fd());
         stored.names.insert(*number, name.clone());
     }
     stored.old_names.extend(found.into_keys().map(str::to_owned));

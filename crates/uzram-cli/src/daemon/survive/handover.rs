@@ -27,19 +27,11 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// The number of a descriptor that the next program gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Number(RawFd);
+pub struct Number(pub RawFd);
 
 impl Number {
-    pub fn new(number: RawFd) -> Number {
-        Number(number)
-    }
-
     pub fn of(fd: BorrowedFd<'_>) -> Number {
         Number(fd.as_raw_fd())
-    }
-
-    pub fn raw(self) -> RawFd {
-        self.0
     }
 
     /// Returns the descriptor.

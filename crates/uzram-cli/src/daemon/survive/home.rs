@@ -28,7 +28,6 @@ pub struct Home {
 }
 
 impl Home {
-    /// Creates the ties from the worker's ends of the sockets.
     pub fn new(requests: Link, orders: Arc<Link>, lives: Arc<Lives>, keeps: bool) -> Home {
         Home { requests: Mutex::unordered(requests), orders, lives, keeps }
     }
@@ -120,7 +119,6 @@ impl Keeper for Home {
     }
 }
 
-/// Tells the holder of devices that control clients add and remove.
 pub struct Registry(pub Arc<Home>);
 
 impl Registrar for Registry {

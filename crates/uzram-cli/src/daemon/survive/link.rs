@@ -1,8 +1,6 @@
 //! Messages between the processes of a daemon, with descriptors.
 //!
-//! Two sockets for each worker: on one it sends requests, each of which the holder answers; on the other the
-//! holder sends orders. A message is one datagram of JSON, with its descriptors in the order that the message
-//! says.
+//! A message is one datagram of JSON, with its descriptors in the order that the message says.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -28,12 +26,10 @@ const MAX_DESCRIPTORS: usize = 2 + MAX_TIERS;
 /// What a worker asks of the holder, which answers with [`Answer`].
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// A device was added to the list.
     Added {
         name: String,
         policy: ExportPolicy,
     },
-    /// A device was removed from the list.
     Removed {
         name: String,
     },
@@ -106,7 +102,6 @@ pub enum End {
     },
 }
 
-/// A device that the holder keeps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeptDevice {
     pub name: String,
@@ -138,7 +133,6 @@ impl Kept {
         Kept { device, memory: None, backing: Vec::new() }
     }
 
-    /// Puts together what a message brought.
     pub fn received(device: KeptDevice, descriptors: Vec<OwnedFd>) -> io::Result<Kept> {
         let mut descriptors = descriptors.into_iter();
         let memory = if device.has_memory { descriptors.next() } else { None };
@@ -158,19 +152,13 @@ impl Kept {
 
 /// One end of a socket.
 #[derive(Debug)]
-pub struct Link(OwnedFd);
-
-pub type Received<T> = (T, Vec<OwnedFd>);
+pub struct Link(pub OwnedFd);
 
 impl Link {
     pub fn pair() -> io::Result<(Link, Link)> {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         Ok((Link(one), Link(other)))
-    }
-
-    pub fn from_fd(fd: OwnedFd) -> Link {
-        Link(fd)
     }
 
     /// Sends a message. Waits if the other side has much to read.
@@ -203,7 +191,7 @@ impl Link {
     }
 
     /// Receives the next message; `None` when the other side is gone.
-    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
+    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; MAX_MESSAGE_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -237,12 +225,6 @@ impl Link {
             sent => sent?,
         }
         Ok(self.receive()?.map(|(answer, _)| answer))
-    }
-}
-
-impl From<Link> for OwnedFd {
-    fn from(link: Link) -> OwnedFd {
-        link.0
     }
 }
 

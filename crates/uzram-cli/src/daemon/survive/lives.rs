@@ -1,10 +1,8 @@
 //! Memory that a daemon's processes share: which of them serves, and what the others have to know when it
 //! dies.
 //!
-//! The process that serves holds the *seat*, a robust mutex in this memory. The kernel hands it to the
-//! stand-by as soon as the thread that holds it is dying, long before the memory of that process is freed and
-//! its parent hears of its end. Its other threads may still run then: the next process waits until all of
-//! them are past their last instruction ([`Watched::wait_until_all_exit`]).
+//! The process that serves holds the *seat*, a robust mutex in this memory; `docs/internals/take-over.md`
+//! says how the stand-by gets it.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -51,7 +49,6 @@ const EPISODES_AT: usize = BYTES / 2;
 
 const _: () = assert!(size_of::<Shared>() <= EPISODES_AT);
 
-/// The shared numbers.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub enum Number {
@@ -76,7 +73,6 @@ pub enum Number {
     Count,
 }
 
-/// See the [module's documentation](self).
 pub struct Lives {
     memory: OwnedFd,
     shared: *mut Shared,
@@ -311,7 +307,6 @@ mod tests {
         assert_eq!(policy(), if can_take_cpus() { before } else { libc::SCHED_IDLE });
         child.kill().unwrap();
         child.wait().unwrap();
-        // It is gone.
         leave_cpus(child.id());
         take_cpus(child.id());
     }

@@ -25,8 +25,7 @@ pub fn lacks(path: &str) -> bool {
 /// The path of a device's file in a mount that was detached.
 const DETACHED: &str = "/zram0/disk";
 
-/// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a
-/// failure.
+/// A place that removes its daemon's mounts, loop devices and swap areas when dropped, even after a failure.
 pub struct BlockPlace {
     place: Place,
     /// Loop devices of detached mounts and swap areas that existed before.
@@ -68,7 +67,6 @@ impl BlockPlace {
         BlockPlace { place: Place::new(), others: others.collect(), is_alone, _lock: lock }
     }
 
-    /// Returns the directory of the devices' files.
     pub fn files(&self) -> PathBuf {
         self.dir().join("mnt/zram0")
     }
@@ -102,7 +100,6 @@ impl BlockPlace {
         (daemon, self.loops().pop().unwrap())
     }
 
-    /// Returns the loop devices on this place's files.
     pub fn loops(&self) -> Vec<String> {
         let root = self.root().canonicalize().unwrap();
         let mut loops = loop_devices(|file| file.starts_with(&root));
@@ -120,12 +117,10 @@ impl BlockPlace {
         detached
     }
 
-    /// Starts a daemon that swaps, in the background; returns its block device.
     pub fn swap_on(&self, options: &str) -> String {
         swap_device(&self.run(&format!("swap on {options}")).ok())
     }
 
-    /// Switches swap off, which ends the daemon and leaves nothing.
     pub fn swap_off(&self) {
         self.run("swap off").ok();
         self.assert_clean();
@@ -220,22 +215,18 @@ fn remove_left_areas() {
 }
 
 fn active_areas() -> impl Iterator<Item = String> {
-    let list = fs::read_to_string("/proc/swaps").unwrap();
-    let areas: Vec<String> =
-        list.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
-    areas.into_iter().filter(|area| area.starts_with("/dev/loop"))
+    let areas = uzram_serve::swap_area::active().unwrap().into_iter();
+    areas.map(|area| area.path.to_str().unwrap().to_owned()).filter(|area| area.starts_with("/dev/loop"))
 }
 
-/// Returns the bytes swapped out to a device.
 pub fn swapped_bytes(device: &str) -> u64 {
     swapped_bytes_if_on(device).unwrap()
 }
 
-/// Returns the same; `None` if it is not an active swap area.
+/// `None` if it is not an active swap area.
 pub fn swapped_bytes_if_on(device: &str) -> Option<u64> {
-    let list = fs::read_to_string("/proc/swaps").unwrap();
-    let line = list.lines().find(|line| line.split_whitespace().next() == Some(device))?;
-    Some(line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() << 10)
+    let mut areas = uzram_serve::swap_area::active().unwrap().into_iter();
+    areas.find(|area| area.path == Path::new(device)).map(|area| area.used_bytes)
 }
 
 /// A cgroup of the memory controller, version 1, removed when dropped.
@@ -283,7 +274,6 @@ impl Cgroup {
         let _ = fs::write(self.dir.join("memory.force_empty"), "0");
     }
 
-    /// Returns how much of its memory is swapped out.
     pub fn swapped_bytes(&self) -> u64 {
         let stat = fs::read_to_string(self.dir.join("memory.stat")).unwrap();
         let line = stat.lines().find_map(|line| line.strip_prefix("swap ")).unwrap();
@@ -297,7 +287,6 @@ impl Cgroup {
         command
     }
 
-    /// Returns the command `uzram args` of a place, in it.
     pub fn uzram(&self, place: &Place, args: &(impl Words + ?Sized)) -> Command {
         let mut command = self.command(UZRAM);
         command.args(args.words()).env("UZRAM_RUNTIME_DIR", place.dir());
@@ -400,7 +389,6 @@ impl Hog {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits until more than so many bytes are swapped out to a device.
     pub fn swaps_out(mut self, device: &str, bytes: u64) -> Hog {
         wait_until("much is swapped out", || swapped_bytes(device) > bytes || !self.is_running());
         if !self.is_running() {

@@ -56,17 +56,14 @@ impl Place {
         format!("--name=test --ioengine=nbd --uri={} --thread --verify_state_save=0 {options}", self.uri())
     }
 
-    /// Runs such a job, which must succeed.
     pub fn fio(&self, options: &str) {
         succeed(self, "fio", &self.job(options));
     }
 
-    /// Copies a file to the device here.
     pub fn copy_in(&self, file: &Path) {
         succeed(self, "nbdcopy", &[arg(file), &self.uri()]);
     }
 
-    /// Copies the device at a URI to a file.
     pub fn copy_out(&self, uri: &str, name: &str) -> PathBuf {
         succeed(self, "nbdcopy", &[uri, name]);
         self.root().join(name)

@@ -24,7 +24,6 @@ pub fn finish(mut command: impl BorrowMut<Command>) -> Ended {
     collect(start(command.borrow_mut()))
 }
 
-/// Starts a program whose output [`collect`] reads.
 pub fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -33,7 +32,6 @@ pub fn collect(child: Child) -> Ended {
     collect_within(child, PATIENCE)
 }
 
-/// The same with another time limit.
 pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
     let (stdout, stderr) = (child.stdout.take().map(reader), child.stderr.take().map(reader));
     let status = wait(&mut child, patience);
@@ -70,8 +68,7 @@ pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     panic!("still running after {patience:?}");
 }
 
-/// Returns the processes that a process's threads have started, and those that these have:
-/// proc_pid_task_children(5).
+/// Returns the descendants of a process: proc_pid_task_children(5).
 fn descendants(of: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -98,14 +95,12 @@ impl std::fmt::Display for Ended {
 }
 
 impl Ended {
-    /// Checks that it succeeded; returns its output.
     pub fn ok(self) -> String {
         assert!(self.status.success(), "{self}");
         self.stdout
     }
 
-    /// Checks that it failed with `code`; returns the one line with which `program` complains, besides its
-    /// log.
+    /// Checks that it failed with `code`; returns its one line of complaint besides its log.
     pub fn complaint_of(&self, program: &str, code: i32, is_log: fn(&str) -> bool) -> &str {
         assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !is_log(line)).collect();
@@ -116,7 +111,6 @@ impl Ended {
     }
 }
 
-/// Waits until `done` returns true.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {

@@ -31,7 +31,6 @@ impl Map {
         }
     }
 
-    /// Returns the address of a byte of it.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.len);
         // SAFETY: the offset is within the mapping.

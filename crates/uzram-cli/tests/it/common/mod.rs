@@ -20,6 +20,7 @@ pub use std::time::{Duration, Instant};
 pub use rustix::process::{Pid, Signal, kill_process};
 pub use serde_json::Value;
 pub use uzram::random::Random;
+pub use uzram_cli::process_status::status_field as status_field_if_any;
 
 pub use block::*;
 pub use clients::*;
@@ -41,7 +42,6 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use tempfile::TempDir;
 
 pub const UZRAM: &str = env!("CARGO_BIN_EXE_uzram");
-/// A user without rights.
 pub const NOBODY: u32 = 65534;
 pub const MIB: u64 = 1 << 20;
 /// Commands that ask a daemon.
@@ -122,7 +122,6 @@ impl Place {
         place
     }
 
-    /// Makes a place if this user is root; otherwise the test is skipped.
     pub fn if_root() -> Option<Place> {
         (!not_root()).then(Place::new)
     }
@@ -146,7 +145,6 @@ impl Place {
         self.path(name)
     }
 
-    /// Returns a copy of the program in this place's directory.
     pub fn copy_of_program(&self) -> PathBuf {
         let to = self.root().join("uzram");
         fs::hard_link(UZRAM, &to).or_else(|_| fs::copy(UZRAM, &to).map(drop)).unwrap();
@@ -173,13 +171,20 @@ impl Place {
         command
     }
 
+    /// Returns the same command, which a shell executes after `script`.
+    pub fn command_after(&self, script: &str, args: &(impl Words + ?Sized)) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{script} && exec \"$0\" \"$@\""), UZRAM]).args(args.words());
+        command.env("UZRAM_RUNTIME_DIR", self.dir());
+        command
+    }
+
     pub fn run(&self, args: &(impl Words + ?Sized)) -> Ended {
         finish(self.command(args))
     }
 
-    /// Runs commands that must fail, in which DIR is this place's directory: each with its exit status, and
-    /// what its one line of complaint says. One that makes no sense makes no runtime directory. Reports all
-    /// that do not.
+    /// Runs commands that must fail, in which DIR is this place's directory: each with its exit status and
+    /// what its one line of complaint says. Usage errors make no runtime directory. Reports all at once.
     pub fn refuses(&self, rows: &[(&str, i32, &[&str])]) {
         let mut wrong = String::new();
         for (args, code, said) in rows {
@@ -206,7 +211,6 @@ impl Place {
         daemon.succeeds()
     }
 
-    /// Makes a place where these programs are there; otherwise the test is skipped.
     pub fn needing(programs: &(impl Words + ?Sized)) -> Option<Place> {
         (!clients::missing(programs)).then(Place::new)
     }
@@ -220,7 +224,6 @@ impl Place {
         daemon_in(&self.dir())
     }
 
-    /// Returns the process that serves of a daemon here.
     pub fn worker_id(&self) -> Pid {
         self.process("worker_pid").unwrap()
     }
@@ -257,13 +260,11 @@ impl Place {
         format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())
     }
 
-    /// Returns an attribute of that device.
     pub fn get(&self, attribute: &str) -> String {
         let text = &self.told(&format!("devices/zram0/attributes/{attribute}"))["text"];
         text.as_str().unwrap().trim().to_owned()
     }
 
-    /// Returns a numeric attribute of that device.
     pub fn number(&self, attribute: &str) -> u64 {
         self.get(attribute).parse().unwrap()
     }
@@ -277,7 +278,6 @@ impl Place {
         self.told("devices/zram0")["stats"][name].as_u64().unwrap()
     }
 
-    /// Checks that these statistics are 0.
     pub fn assert_zero(&self, names: &str) {
         let stats = &self.told("devices/zram0")["stats"];
         names.words().iter().for_each(|name| assert_eq!(stats[name], 0, "{name} in {stats}"));
@@ -325,8 +325,7 @@ impl Place {
         self.kill_worker();
     }
 
-    /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its
-    /// devices.
+    /// Starts a daemon with a configuration file, and waits until it has printed what it serves.
     pub fn up_config(&self, text: &str, args: &(impl Words + ?Sized)) -> Daemon {
         let config = self.write("uzram.toml", text);
         let up = [&["up", "--config", &config], &args.words()[..]].concat();
@@ -370,16 +369,9 @@ impl Daemon {
     }
 }
 
-/// Returns the daemon that holds the lock of a runtime directory.
 pub fn daemon_in(dir: &Path) -> Pid {
     let lock = fs::read_to_string(dir.join("uzram.lock")).unwrap();
     Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
-}
-
-/// Returns a field of the status of a process or thread, proc_pid_status(5).
-pub fn status_field_if_any(status: &str, name: &str) -> Option<String> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    Some(line.trim().to_owned())
 }
 
 /// Returns the status of a process's thread, by the beginning of its name.
@@ -389,8 +381,7 @@ pub fn thread_status(process: Pid, name: &str) -> String {
     statuses.find(|status| status.starts_with(&format!("Name:\t{name}"))).unwrap()
 }
 
-/// As [`status_field_if_any`]; the status has it.
-pub fn status_field(status: &str, name: &str) -> String {
+pub fn status_field<'a>(status: &'a str, name: &str) -> &'a str {
     status_field_if_any(status, name).unwrap_or_else(|| panic!("no {name} in {status}"))
 }
 
@@ -401,7 +392,6 @@ pub fn bare_command(args: &(impl Words + ?Sized)) -> Command {
     command
 }
 
-/// Limits the length of files that a command may write.
 pub fn with_file_size(mut command: Command, bytes: u64) -> Command {
     let limit = move || {
         let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
@@ -514,7 +504,6 @@ impl Daemon {
         self.succeeds()
     }
 
-    /// Kills it, and waits for its end.
     pub fn kill(self) {
         self.signal(Signal::KILL);
         assert!(!self.ended().0.success());
@@ -591,7 +580,6 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     bytes == vec![0; bytes.len()]
 }
 
-/// Opens a file for reading and writing.
 pub fn open(path: impl AsRef<Path>) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }

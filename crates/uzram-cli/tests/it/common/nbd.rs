@@ -14,7 +14,6 @@ impl Place {
     }
 }
 
-/// Returns the TCP port of a daemon without TLS.
 pub fn port(daemon: &Daemon) -> String {
     let uri = daemon.facts.lines().find_map(|line| line.split_once("nbd://")).expect("it has a TCP port").1;
     uri.split_once('/').unwrap().0.to_owned()
@@ -45,7 +44,6 @@ pub fn tcp(port: &str) -> Client<TcpStream> {
     tcp_if_admitted(port).expect("a place is free")
 }
 
-/// Returns whether a page can be written and read back.
 pub fn works<S: Read + Write>(client: &mut Client<S>, page: u64) -> bool {
     let data = Random::new(page).bytes(4096);
     client.write(page * 4096, &data).error == 0 && client.read(0, page * 4096, 4096).data() == data

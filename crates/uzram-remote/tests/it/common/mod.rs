@@ -15,7 +15,6 @@ use proxy::Proxy;
 use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
 
-/// How long servers may take to get ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Ends a test that needs the programs if they are not installed.
@@ -118,7 +117,6 @@ impl Redis {
         asking.wait().unwrap();
     }
 
-    /// Returns the text of an address.
     pub fn address(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -233,7 +231,6 @@ impl Cluster {
         self.nodes.iter().find(is_its).expect("each master has a replica")
     }
 
-    /// Returns the number of keys that masters have.
     pub fn keys(&self) -> u64 {
         let masters = self.nodes.iter().filter(|node| node.ask(&["role"]).starts_with("master"));
         masters.map(|node| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap()).sum()

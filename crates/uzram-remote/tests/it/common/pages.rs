@@ -10,7 +10,6 @@ use uzram_remote::{ObjectStore, RemoteBacking};
 
 pub type Page = [u8; PAGE_SIZE];
 
-/// Returns a store of so many pages.
 pub fn store_on<O: ObjectStore>(backing: &Arc<RemoteBacking<O>>, pages: u32) -> Store {
     let backing = BackingOptions::packed(backing.tiers().unwrap());
     StoreBuilder::new("remote", pages.into()).backing(backing).build().unwrap()
@@ -50,7 +49,6 @@ pub fn fill(store: &Store, version: u32) {
     try_fill(store, version).unwrap();
 }
 
-/// Checks that all pages have what was written to them.
 pub fn check(store: &Store, version: u32) {
     let mut out = [0; PAGE_SIZE];
     for page in 0..store.pages() as u32 {
@@ -59,7 +57,6 @@ pub fn check(store: &Store, version: u32) {
     }
 }
 
-/// Checks that no read has failed.
 pub fn check_reads(store: &Store) {
     let stats = store.backing_stats();
     assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");

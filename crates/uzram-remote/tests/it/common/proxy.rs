@@ -26,9 +26,7 @@ pub enum Mode {
 }
 
 const MODES: [Mode; 5] = [Mode::Pass, Mode::Delay, Mode::Drop, Mode::Reset, Mode::Corrupt];
-/// How much later bytes arrive.
 const DELAY: Duration = Duration::from_millis(30);
-/// Of so many chunks, one is damaged.
 const CORRUPT_ONE_IN: usize = 10;
 
 /// A proxy; ends with its connections when this is dropped.
@@ -42,7 +40,6 @@ struct Shared {
     ended: AtomicBool,
     server: u16,
     seed: AtomicU64,
-    /// Chunks that were damaged.
     damaged: AtomicU64,
 }
 

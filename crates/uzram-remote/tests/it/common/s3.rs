@@ -1,8 +1,6 @@
 //! An S3 server on loopback, in a thread of the test and ended with it. Its objects are files.
 
-use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -40,19 +38,12 @@ fn refused(status: u16, code: &str) -> S3Error {
     error
 }
 
+#[async_trait::async_trait]
 impl S3Access for Access {
-    fn check<'a, 'b, 'c, 'd>(
-        &'a self,
-        request: &'b mut S3AccessContext<'c>,
-    ) -> Pin<Box<dyn Future<Output = S3Result<()>> + Send + 'd>>
-    where
-        'a: 'd,
-        'b: 'd,
-        'c: 'd,
-    {
+    async fn check(&self, request: &mut S3AccessContext<'_>) -> S3Result<()> {
         let (name, key) = (request.s3_op().name(), request.s3_path().get_object_key().unwrap_or_default());
         self.0.requests.lock().unwrap().push((name.to_owned(), key.to_owned()));
-        let answer = match (request.s3_path().get_bucket_name(), *self.0.refusal.lock().unwrap()) {
+        match (request.s3_path().get_bucket_name(), *self.0.refusal.lock().unwrap()) {
             _ if request.credentials().is_none() => Err(s3_error!(AccessDenied)),
             (Some(BUCKET), _) if name == "PutObject" && key.starts_with("read-only/") => {
                 Err(s3_error!(AccessDenied))
@@ -60,8 +51,7 @@ impl S3Access for Access {
             (Some(BUCKET), Some((status, code))) if name == "GetObject" => Err(refused(status, code)),
             (Some(BUCKET), _) => Ok(()),
             _ => Err(s3_error!(NoSuchBucket)),
-        };
-        Box::pin(std::future::ready(answer))
+        }
     }
 }
 
@@ -136,7 +126,6 @@ impl Server {
         Server { port, has_tls, access, root, end: Some(end), thread: Some(thread) }
     }
 
-    /// Returns the server's URL.
     pub fn url(&self) -> String {
         format!("http{}://127.0.0.1:{}", if self.has_tls { "s" } else { "" }, self.port)
     }
@@ -166,19 +155,16 @@ impl Server {
         *self.access.0.refusal.lock().unwrap() = refusal;
     }
 
-    /// Returns the files of all objects.
     pub fn objects(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         add_files(&self.root.path().join(BUCKET), &mut files);
         files
     }
 
-    /// Returns the path of an object's file.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(BUCKET).join(name)
     }
 
-    /// Makes an object.
     pub fn make(&self, name: &str) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

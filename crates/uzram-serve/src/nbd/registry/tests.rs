@@ -7,7 +7,6 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 
 use super::*;
-use crate::nbd::socket::Socket;
 
 const PEER: Peer = Peer::Unix { pid: 1, uid: 1 };
 
@@ -26,10 +25,10 @@ fn clients(registry: &Arc<Registry>) -> Clients {
     Clients(Some(Arc::clone(registry)))
 }
 
-/// Returns a connection's closer, and its other end.
-fn connection() -> (Closer, UnixStream) {
+/// Returns both ends of a connection.
+fn connection() -> (Arc<OwnedFd>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    (Socket::new(ours.into()).closer(), theirs)
+    (Arc::new(ours.into()), theirs)
 }
 
 fn admit(registry: &Registry, listener: usize) -> Option<Registration<'_>> {
@@ -106,15 +105,15 @@ fn a_handshake_gives_way_after_its_turn_and_newcomers_wait_until_then() {
     let registry = registry(1000, 2);
     assert_eq!(registry.max_handshakes, 125);
     thread::scope(|scope| {
-        let (closer, mut client) = connection();
-        let client_place = registry.admit(0, closer, PEER).unwrap();
+        let (ours, mut client) = connection();
+        let client_place = registry.admit(0, ours, PEER).unwrap();
         assert!(client_place.become_client("e"));
         client.set_nonblocking(true).unwrap();
         let began = Instant::now();
         let mut waiting = Vec::new();
         while registry.make_way(0, began) {
-            let (closer, theirs) = connection();
-            waiting.push((registry.admit(0, closer, PEER).unwrap(), theirs));
+            let (ours, theirs) = connection();
+            waiting.push((registry.admit(0, ours, PEER).unwrap(), theirs));
         }
         assert_eq!(waiting.len(), 125);
         // All handshakes are within their turn: none is ended.

@@ -9,7 +9,6 @@ use std::time::Duration;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
 
-/// The headers that a client negotiates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Headers {
     Simple,
@@ -17,18 +16,12 @@ pub enum Headers {
     Extended,
 }
 
-/// All kinds of headers.
 pub const ALL_HEADERS: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
 
 impl Headers {
-    /// Encodes a request's header.
     pub fn request(self, flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
         match self {
-            Headers::Extended => {
-                // As the specification has it; qemu does not say that a write has a payload.
-                let payload = if command == cmd::WRITE { command_flags::PAYLOAD_LEN } else { 0 };
-                extended_request_bytes(flags | payload, command, cookie, offset, len)
-            }
+            Headers::Extended => extended_request_bytes(flags, command, cookie, offset, len),
             _ => request_bytes(flags, command, cookie, offset, len.try_into().unwrap()),
         }
     }
@@ -49,20 +42,17 @@ pub fn info_request(name: &[u8], kinds: &[u16]) -> Vec<u8> {
     [&name_len, name, &count, &kinds].concat()
 }
 
-/// Encodes an option.
 pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     let words = [option, data.len() as u32].map(u32::to_be_bytes).concat();
     [&proto::IHAVEOPT.to_be_bytes()[..], &words, data].concat()
 }
 
-/// Encodes a request's compact header.
 pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     let (start, middle) = ([flags, command].map(u16::to_be_bytes), [cookie, offset].map(u64::to_be_bytes));
     [&proto::NBD_REQUEST_MAGIC.to_be_bytes()[..], &start.concat(), &middle.concat(), &len.to_be_bytes()]
         .concat()
 }
 
-/// Encodes a request's extended header.
 pub fn extended_request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = request_bytes(flags, command, cookie, offset, 0);
     bytes[..4].copy_from_slice(&proto::NBD_EXTENDED_REQUEST_MAGIC.to_be_bytes());
@@ -70,7 +60,6 @@ pub fn extended_request_bytes(flags: u16, command: u16, cookie: u64, offset: u64
     bytes
 }
 
-/// A complete reply.
 #[derive(Debug, Default)]
 pub struct Reply {
     pub cookie: u64,
@@ -108,12 +97,10 @@ impl Client {
         client
     }
 
-    /// Connects and sends nothing.
     pub fn silent(path: &std::path::Path) -> Self {
         Self::over(UnixStream::connect(path).unwrap())
     }
 
-    /// Creates a client on an existing connection.
     pub fn over(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -297,7 +284,6 @@ impl<S: Read + Write> Client<S> {
         replies
     }
 
-    /// Negotiates headers.
     pub fn agree(&mut self, headers: Headers) {
         let option = match headers {
             Headers::Simple => return,
@@ -359,8 +345,10 @@ impl<S: Read + Write> Client<S> {
     pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
-        let header = self.headers.request(flags, command, cookie, offset, len);
-        self.send(&header);
+        // As the specification has it; qemu does not say that a write has a payload.
+        let has_payload = self.headers == Headers::Extended && command == cmd::WRITE;
+        let flags = flags | if has_payload { command_flags::PAYLOAD_LEN } else { 0 };
+        self.send(&self.headers.request(flags, command, cookie, offset, len));
         self.send(payload);
         cookie
     }

@@ -7,7 +7,6 @@ use uzram::device::{Device, NamedBacking};
 
 use super::eventually;
 
-/// The backing device of a device.
 pub struct Gate {
     pub faults: Faults,
     _directory: tempfile::TempDir,
@@ -36,7 +35,6 @@ impl Drop for Shut<'_> {
 }
 
 impl Shut<'_> {
-    /// Waits until `count` transfers wait.
     pub fn wait_for(&self, count: u64) {
         eventually(|| self.gate.faults.injected() - self.before >= count);
     }

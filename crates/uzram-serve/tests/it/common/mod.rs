@@ -23,19 +23,16 @@ pub const EINVAL: u32 = 22;
 pub const ENOSPC: u32 = 28;
 pub const EOVERFLOW: u32 = 75;
 
-/// Creates a device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
     named("zram0", size)
 }
 
-/// Creates a device of that name.
 pub fn named(name: &str, size: &str) -> Arc<Device> {
     let device = Device::new(name).unwrap();
     device.set("disksize", size).unwrap();
     device
 }
 
-/// A running server with one device.
 pub struct TestServer {
     pub device: Arc<Device>,
     pub thread: ServerThread,
@@ -54,7 +51,6 @@ impl TestServer {
         Self::with_all(&[device], configure)
     }
 
-    /// Starts a server of several devices.
     pub fn with_all(devices: &[Arc<Device>], configure: impl FnOnce(&mut ServerConfig)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
@@ -72,7 +68,6 @@ impl TestServer {
         }
     }
 
-    /// Returns the first TCP address that it listens on.
     pub fn tcp_address(&self) -> SocketAddr {
         let tcp = self.endpoints.iter().find_map(|endpoint| match endpoint.address {
             ListenAddress::Tcp(address) => Some(address),
@@ -104,7 +99,6 @@ impl TestServer {
         Client::on(stream)
     }
 
-    /// Returns a client that has chosen the default export.
     pub fn ready(&self, structured: bool) -> Client {
         self.ready_with(if structured { Headers::Structured } else { Headers::Simple })
     }

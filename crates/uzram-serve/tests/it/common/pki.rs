@@ -4,12 +4,10 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-/// A certificate authority.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// When a certificate is valid.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Validity {
     Now,

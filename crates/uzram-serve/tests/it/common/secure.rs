@@ -27,23 +27,14 @@ pub struct Secure {
 
 impl Secure {
     pub fn new() -> Self {
-        Self::with(false, |_| {})
+        Self::with(device("32M"), |_| {})
     }
 
-    pub fn with(client_certificates: bool, configure: impl FnOnce(&mut ServerConfig)) -> Self {
-        Self::serving(device("32M"), client_certificates, configure)
-    }
-
-    /// Starts a server of an existing device.
-    pub fn serving(
-        device: Arc<Device>,
-        client_certificates: bool,
-        configure: impl FnOnce(&mut ServerConfig),
-    ) -> Self {
+    pub fn with(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> Self {
         let authority = Authority::new("authority");
         let dir = tempfile::tempdir().unwrap();
         authority.write_all(dir.path());
-        let tls = Tls::load(&files(dir.path(), client_certificates)).unwrap();
+        let tls = Tls::load(&files(dir.path(), false)).unwrap();
         let server = TestServer::with(device, |config| {
             config.listen.push("tcp:127.0.0.1:0".parse().unwrap());
             config.tls = Some(tls);
@@ -58,24 +49,16 @@ impl Secure {
         self.server.ready(true)
     }
 
-    /// Returns a TCP client that has answered the greeting.
     pub fn tcp(&self) -> Client<TcpStream> {
-        let mut client = self.silent();
+        let mut client = self.server.tcp();
         client.greet();
         client
     }
 
-    /// Returns a TCP client that has sent nothing.
-    pub fn silent(&self) -> Client<TcpStream> {
-        self.server.tcp()
-    }
-
-    /// Returns a TCP client that has started TLS of a version.
     pub fn over(&self, version: &'static SupportedProtocolVersion) -> Encrypted<TcpStream> {
         start_tls(self.tcp(), client_config(&self.authority, None, version))
     }
 
-    /// Returns a TCP client that has chosen the default export over TLS.
     pub fn ready(&self) -> Encrypted<TcpStream> {
         let mut client = self.over(&TLS13);
         client.go(true);

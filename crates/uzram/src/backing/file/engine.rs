@@ -9,17 +9,18 @@ use crate::backing::{Buffer, Direction, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Stamp;
 
+/// The maximum number of transfers in flight; others wait. Small in tests, which start more.
+pub(in crate::backing) const QUEUE_DEPTH: usize = if cfg!(test) { 8 } else { 64 };
 /// How often a transfer is retried that was interrupted, or that the system lacked resources for.
 const MAX_RETRIES: u32 = 1000;
 
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PanicPoint {
+pub(in crate::backing) enum PanicPoint {
     Begin,
     Advance,
 }
 
-/// The open file or block device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
     /// Where the backing's bytes begin, after the header: a multiple of `block_bytes`. The sum with
@@ -44,7 +45,6 @@ impl Drop for Target {
 }
 
 impl Target {
-    /// `[start_bytes, len_bytes]` is where the backing's bytes are.
     pub(super) fn new(
         fd: OwnedFd,
         [start_bytes, len_bytes]: [u64; 2],
@@ -117,7 +117,6 @@ impl Target {
     }
 }
 
-/// The progress of a transfer, which lies within its buffer.
 pub(super) struct Progress {
     direction: Direction,
     start: u64,
@@ -129,7 +128,6 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Returns the offset of the rest in the file or on the device.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.done_bytes as u64
     }

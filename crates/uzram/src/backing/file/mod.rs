@@ -1,13 +1,7 @@
-//! [`FileBacking`]: a regular file or a block device, and the engine that carries out its transfers.
-//!
-//! - `open.rs`: opens or creates the file, and finds out how it can be accessed
-//! - `claim.rs`: whether it may be used
-//! - `mark.rs`: the mark that identifies a backing of uzram
-//! - `engine.rs`: common parts of the engines
-//! - `uring.rs`: the engine that uses io_uring
+//! [`FileBacking`]: a regular file or a block device, and the engine that carries out its transfers, by
+//! io_uring or by threads.
 
-mod claim;
-mod engine;
+pub(super) mod engine;
 mod mark;
 mod open;
 mod uring;
@@ -18,20 +12,16 @@ use std::path::Path;
 use rustix::fs::FallocateFlags;
 
 use super::threads::Threads;
-use super::{Blocks, Buffer, Direction, Start, Started, Transfer};
+use super::{Blocks, Buffer, Direction, Done, Start, Started, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
-use engine::Target;
+use engine::{QUEUE_DEPTH, Target};
 use open::Opened;
 pub use open::{Engine, FileOptions};
 use uring::Uring;
 
-#[cfg(test)]
-pub(crate) use engine::PanicPoint;
 pub use mark::{MARK_BYTES, Mark};
 
-/// The maximum number of transfers in flight; others wait.
-pub(super) const QUEUE_DEPTH: usize = 64;
 const THREADS: usize = 4;
 
 /// [`Blocks`] on a file or block device, which it locks: opening the same file again is refused.
@@ -54,11 +44,7 @@ impl FileBacking {
     /// `NoSpace` if the file system is too full; `Invalid` if it is neither a file nor a block device, or has
     /// no room for a block; `Unsupported` if [`Engine::Uring`] is not available; `NoMemory`.
     pub fn open(options: &FileOptions) -> Result<Self> {
-        #[cfg(test)]
-        let depth = options.queue_depth;
-        #[cfg(not(test))]
-        let depth = QUEUE_DEPTH;
-        Self::start(open::open(options)?, options.engine, depth)
+        Self::start(open::open(options)?, options.engine)
     }
 
     /// Goes on with the open file of a [`FileBacking`] of `len_bytes`, by a duplicate of its descriptor, in
@@ -69,7 +55,7 @@ impl FileBacking {
     /// Fails with `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was
     /// given up and another process has it; `NoSpace`; `NoMemory`.
     pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
-        Self::start(open::reopen(fd, Path::new(name), len_bytes)?, Engine::Threads, QUEUE_DEPTH)
+        Self::start(open::reopen(fd, Path::new(name), len_bytes)?, Engine::Threads)
     }
 
     /// Removes the file, if it was created: for who gives the backing up before its first use.
@@ -91,10 +77,10 @@ impl FileBacking {
         self.target.unlocks.set(is_so.into());
     }
 
-    fn start((target, opened): (Target, Opened), engine: Engine, depth: usize) -> Result<Self> {
+    fn start((target, opened): (Target, Opened), engine: Engine) -> Result<Self> {
         let target = Arc::new(target);
         let uring = || -> Result<(Start, _, _)> {
-            let uring = Uring::new(Arc::clone(&target), depth)?;
+            let uring = Uring::new(Arc::clone(&target))?;
             Ok((Box::new(move |transfer| uring.start(transfer)), Engine::Uring, None))
         };
         let threads = |fallback| -> Result<(Start, _, _)> {
@@ -104,7 +90,7 @@ impl FileBacking {
                 let result = usable.and_then(|()| target.carry_out(*direction, *offset, *len_bytes, buffer));
                 started.finish(result);
             };
-            let threads = Threads::new("uzram-back", THREADS, depth, Box::new(carry_out))?;
+            let threads = Threads::new("uzram-back", THREADS, QUEUE_DEPTH, Box::new(carry_out))?;
             Ok((Box::new(move |transfer| threads.start(transfer)), Engine::Threads, fallback))
         };
         let started = match engine {
@@ -136,14 +122,13 @@ impl FileBacking {
         self.opened.is_reserved
     }
 
-    /// Sets whether the backing behaves as if the file system could not reserve space.
     #[cfg(test)]
     pub(super) fn pretend_sparse(&mut self, sparse: bool) {
         self.opened.is_reserved = !sparse;
     }
 
     #[cfg(test)]
-    pub(crate) fn panic_in_next_transfer(&self, panic_point: PanicPoint) {
+    pub(super) fn panic_in_next_transfer(&self, panic_point: engine::PanicPoint) {
         *self.target.panic_point.lock().expect("no panic under it") = Some(panic_point);
     }
 }
@@ -164,13 +149,7 @@ impl Blocks for FileBacking {
     }
 
     /// Carries out the transfer in the calling thread, which saves two thread switches.
-    fn carry_out(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len_bytes: usize,
-        mut buffer: Buffer,
-    ) -> (Buffer, Result<()>) {
+    fn carry_out(&self, direction: Direction, offset: u64, len_bytes: usize, mut buffer: Buffer) -> Done {
         let result = self.target.carry_out(direction, offset, len_bytes, &mut buffer);
         (buffer, result)
     }

@@ -1,9 +1,17 @@
 //! Opens the file of a backing: opens or creates it, locks it, sets its size, reserves its space, and finds
 //! out how it can be read and written.
 //!
-//! [`Place`] resolves the path and follows no link of other users; `claim.rs` decides whether the file may be
-//! used. The backing's bytes lie after a header of one O_DIRECT block and at least [`MARK_BYTES`], which
-//! begins with the [`Mark`].
+//! [`Place`] resolves the path and follows no link of other users. The backing's bytes lie after a header of
+//! one O_DIRECT block and at least [`MARK_BYTES`], which begins with the [`Mark`].
+//!
+//! What may be used is checked on the open descriptor, because the path may lead elsewhere by now:
+//! - A regular file belongs to the user of this process, gives other users no permission, and has one name: a
+//!   file that another user created, or may read or write, would expose this user's memory.
+//! - A block device's node belongs to root and gives no permission to all users. Its group may have some:
+//!   systems use `root:disk` with mode 0660.
+//! - It has uzram's mark, or is empty: a file of 0 bytes, or a device with zeros at its beginning and end,
+//!   where file systems, partition tables and the like have their signatures. Anything else is used only with
+//!   [`FileOptions::force`], because its contents are lost.
 //!
 //! On failure, a file that was created is removed, and a file that could not be extended gets its old length
 //! back.
@@ -14,7 +22,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::claim;
 use super::engine::Target;
 use super::mark::{MARK_BYTES, Mark};
 use crate::backing::buffers::Buffers;
@@ -52,9 +59,6 @@ pub struct FileOptions {
     /// Whether to go through the page cache, as where the file system does not support O_DIRECT.
     #[cfg(test)]
     pub(crate) through_page_cache: bool,
-    /// The number of transfers in flight at most.
-    #[cfg(test)]
-    pub(crate) queue_depth: usize,
 }
 
 impl FileOptions {
@@ -67,12 +71,15 @@ impl FileOptions {
             force: false,
             #[cfg(test)]
             through_page_cache: false,
-            #[cfg(test)]
-            queue_depth: super::QUEUE_DEPTH,
         }
     }
 }
 
+/// The bytes that must be zeros at the beginning and at the end of an empty device. Of the known signatures,
+/// those of ZFS reach farthest from the ends: 512 KiB.
+const SIGNATURE_BYTES: usize = 1 << 20;
+/// The permissions of a file for users other than its owner.
+const OF_OTHERS: Mode = Mode::RWXG.union(Mode::RWXO);
 /// The range of O_DIRECT block sizes that are used; with any other the page cache is used.
 const BLOCK_BYTES: std::ops::RangeInclusive<usize> = 512..=64 << 10;
 /// The maximum size: that of a file less the largest header.
@@ -197,21 +204,58 @@ fn check_contents(
     is_block_device: bool,
     there_bytes: u64,
 ) -> Result<bool> {
-    let failed = |errno| from_errno(&options.path, errno);
-    let is_marked = claim::is_marked(fd).map_err(failed)?;
-    let is_empty = || claim::is_empty(fd, there_bytes, is_block_device).map_err(failed);
+    let path = &options.path;
+    let read = |offset, len_bytes| read_at(fd, offset, len_bytes).map_err(|errno| from_errno(path, errno));
+    let is_marked = Mark::parse(&read(0, MARK_BYTES)?).is_some();
+    let is_zeros =
+        |offset| -> Result<bool> { Ok(read(offset, SIGNATURE_BYTES)?.iter().all(|byte| *byte == 0)) };
+    let last = there_bytes.saturating_sub(SIGNATURE_BYTES as u64);
+    let is_empty = || -> Result<bool> {
+        Ok(if is_block_device { is_zeros(0)? && is_zeros(last)? } else { there_bytes == 0 })
+    };
     if is_marked || is_empty()? || options.force {
         return Ok(is_marked);
     }
-    let error = failure(&options.path, ErrorKind::Busy, &claim::refusal(there_bytes));
-    Err(error.with_setting(FORCE_SETTING))
+    let holds = format!("holds data that is not uzram's ({})", format_size(there_bytes));
+    let what = format!("{holds}: use --force to overwrite it, and its contents are lost");
+    Err(failure(path, ErrorKind::Busy, &what).with_setting(FORCE_SETTING))
 }
 
-/// Fails if other users own the file or device, or may access it.
+/// Returns up to `len_bytes` bytes: less where the file ends.
+fn read_at(fd: &OwnedFd, offset: u64, len_bytes: usize) -> Result<Vec<u8>, Errno> {
+    let (mut bytes, mut done) = (vec![0; len_bytes], 0);
+    while done < len_bytes {
+        let at = offset + done as u64;
+        match rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut bytes[done..], at))? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    bytes.truncate(done);
+    Ok(bytes)
+}
+
 fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| from_errno(path, errno))?;
-    let objection = claim::objection(&path.display().to_string(), &stat, is_block_device);
-    objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
+    let (uid, owner, shown) = (rustix::process::geteuid().as_raw(), stat.st_uid, path.display());
+    let (open_to, mode) = (Mode::from_raw_mode(stat.st_mode), stat.st_mode & 0o7777);
+    let what = match is_block_device {
+        true if owner != 0 => format!("is a block device of user {owner}, not of root: name another path"),
+        true if open_to.intersects(Mode::RWXO) => {
+            format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{shown}'")
+        }
+        false if owner != uid => format!("belongs to user {owner}, not to user {uid}: name another path"),
+        false if open_to.intersects(OF_OTHERS) => {
+            format!(
+                "is open to other users (mode {mode:04o}): run: chmod 600 '{shown}', or name another path"
+            )
+        }
+        false if stat.st_nlink != 1 => {
+            format!("has {} names (hard links), and must have one: name another path", stat.st_nlink)
+        }
+        _ => return Ok(()),
+    };
+    Err(failure(path, ErrorKind::Permission, &what))
 }
 
 fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {

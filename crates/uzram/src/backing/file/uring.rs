@@ -1,17 +1,10 @@
-//! The engine `uring`: one thread and its io_uring.
-//!
-//! Only this thread submits and reaps. The kernel ties a request to the thread that submitted it: it
-//! interrupts that thread to complete the request, and cancels the request when the thread ends. Callers'
-//! threads must have neither, so callers only add transfers to a queue, and wake the thread if it sleeps: the
-//! ring always has a read of an eventfd in flight.
+//! The engine `uring`: one thread and its io_uring. docs/internals/backing.md says why only this thread
+//! submits and reaps, and what a panic does. The ring always has a read of an eventfd in flight, which wakes
+//! the thread.
 //!
 //! Invariant: the kernel may access a buffer from the push of its entry until its completion was reaped.
-//! During that time, and no longer, the buffer belongs to [`InFlight`]. The file stays open as long, through
-//! [`Target`].
-//!
-//! After a panic no further transfer is pushed. Those already in the ring are carried out, and end with an
-//! error; all others end with an error at once. A buffer whose completion will never be reaped is leaked
-//! rather than freed.
+//! During that time, and no longer, the buffer belongs to [`InFlight`]; one whose completion will never be
+//! reaped is leaked rather than freed. The file stays open as long, through [`Target`].
 //!
 //! Lock: `backing queue`, held only to add transfers to the queue and to take them out.
 
@@ -24,7 +17,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use super::engine::{Progress, Target};
+use super::engine::{Progress, QUEUE_DEPTH, Target};
 use crate::backing::{Direction, SETTING, Started, Transfer, dead};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, classes};
@@ -56,10 +49,9 @@ struct Queue {
 }
 
 impl Uring {
-    /// Creates a ring for `queue_depth` transfers in flight.
-    pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
+    pub(super) fn new(target: Arc<Target>) -> Result<Self> {
         // One more entry for the eventfd, so that a push always finds room.
-        let ring = make_ring(queue_depth as u32 + 1).map_err(|error| refused(&error))?;
+        let ring = make_ring(QUEUE_DEPTH as u32 + 1).map_err(|error| refused(&error))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(|error| refused(&error))?;
         if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
@@ -67,15 +59,18 @@ impl Uring {
         }
         let wake =
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| refused(&errno.into()))?;
-        let queue = Queue { transfers: VecDeque::with_capacity(queue_depth), asleep: false, closed: false };
+        let queue = Queue { transfers: VecDeque::with_capacity(QUEUE_DEPTH), asleep: false, closed: false };
         let shared = Arc::new(Shared { queue: Mutex::new(&classes::BACKING_QUEUE, queue), wake });
         let driver = Driver {
             ring,
             target,
             shared: Arc::clone(&shared),
-            in_flight: InFlight::new(queue_depth),
-            fresh: Vec::with_capacity(queue_depth),
-            reaped: VecDeque::with_capacity(queue_depth + 1),
+            in_flight: InFlight {
+                places: (0..QUEUE_DEPTH).map(|_| None).collect(),
+                free: (0..QUEUE_DEPTH).collect(),
+            },
+            fresh: Vec::with_capacity(QUEUE_DEPTH),
+            reaped: VecDeque::with_capacity(QUEUE_DEPTH + 1),
             wake_armed: false,
             is_overfull: false,
             closing: false,
@@ -134,10 +129,6 @@ struct InFlight {
 }
 
 impl InFlight {
-    fn new(queue_depth: usize) -> Self {
-        InFlight { places: (0..queue_depth).map(|_| None).collect(), free: (0..queue_depth).collect() }
-    }
-
     fn is_empty(&self) -> bool {
         self.free.len() == self.places.len()
     }
@@ -173,11 +164,9 @@ struct Driver {
     fresh: Vec<Started>,
     /// User data and results of completions; empty between steps.
     reaped: VecDeque<(u64, i32)>,
-    /// The eventfd's read is in flight.
     wake_armed: bool,
     /// The queue has transfers left, for which this thread is not woken.
     is_overfull: bool,
-    /// The backing is being dropped.
     closing: bool,
     /// The error of all transfers after a panic.
     usable: Result<()>,
@@ -321,7 +310,7 @@ mod tests {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         let (fd, len_bytes) = (OwnedFd::from(reader), 1 << 20);
         let target = Arc::new(Target::new(fd, [0, len_bytes], PAGE_SIZE, Default::default()));
-        let uring = match Uring::new(Arc::clone(&target), 4) {
+        let uring = match Uring::new(Arc::clone(&target)) {
             Ok(uring) => uring,
             Err(error) => return println!("skipped: {error}"),
         };

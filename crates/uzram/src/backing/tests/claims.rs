@@ -23,7 +23,6 @@ fn open_soon(options: &FileOptions) -> Result<FileBacking> {
     }
 }
 
-/// Checks that a backing is refused, with words that have `hints` among them.
 #[track_caller]
 fn refused(case: impl Display, options: &FileOptions, kind: ErrorKind, hints: &[&str]) {
     let Err(error) = open_soon(options) else { panic!("{case}: it is accepted") };

@@ -137,7 +137,6 @@ fn what_is_held_begins_when_the_faults_are_cleared() {
     assert_eq!(ends.wait(2).1, Ok(()));
 }
 
-/// With any faults, each transfer ends exactly once, and all errors are injected ones.
 #[test]
 fn every_transfer_ends_once_whatever_happens() {
     for (seed, engine) in (1..5).zip(ENGINES.into_iter().cycle()) {

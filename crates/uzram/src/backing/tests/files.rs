@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::model::agrees;
 use super::*;
+use crate::backing::file::engine::{PanicPoint, QUEUE_DEPTH};
 use crate::base::units::PAGE_SIZE;
 
 fn refused(options: &FileOptions) -> Error {
@@ -20,7 +21,7 @@ fn block(buffers: &Buffers, byte: u8) -> Buffer {
 }
 
 /// Carries out a transfer by the engine and again by this thread, and checks that the results are equal.
-fn both_ways(backing: &FileBacking, at: Where, len_bytes: usize, buffer: Buffer) -> (Buffer, Result<()>) {
+fn both_ways(backing: &FileBacking, at: Where, len_bytes: usize, buffer: Buffer) -> Done {
     let ends = Ends::new();
     ends.start_part(backing, at, len_bytes, buffer, 0);
     let (buffer, by_engine) = ends.wait(0);
@@ -202,7 +203,6 @@ fn all_that_was_started_ends_before_a_backing_is_gone() {
     }
 }
 
-/// A completion that starts another transfer and then panics.
 struct Chain(Arc<FileBacking>, Arc<Ends>);
 
 impl Completion for Chain {
@@ -227,7 +227,6 @@ fn a_completion_may_start_transfers_and_its_panic_is_its_own() {
     }
 }
 
-/// A completion that blocks the engine's thread until it is released.
 struct Gate(Arc<Ends>, std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Completion for Gate {
@@ -237,10 +236,9 @@ impl Completion for Gate {
     }
 }
 
-/// More transfers than the queue depth fail before any is in flight: those after them are carried out.
 #[test]
 fn transfers_that_fail_to_begin_hold_up_nothing() {
-    const BAD: u64 = file::QUEUE_DEPTH as u64 + 10;
+    const BAD: u64 = QUEUE_DEPTH as u64 + 66;
     for engine in ENGINES {
         let directory = directory();
         let path = directory.path().join("file");
@@ -298,7 +296,6 @@ fn where_io_uring_is_forbidden_threads_do_its_work() {
     assert_eq!(open(&path, 1 << 20, Engine::Auto).engine(), Engine::Uring, "elsewhere it is used");
 }
 
-/// A mounted file system, unmounted when dropped.
 struct Mounted(tempfile::TempDir);
 
 impl Mounted {
@@ -361,15 +358,12 @@ fn a_sparse_file_gives_discarded_space_back() {
 }
 
 fn start_one(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, direction: Direction, token: u64) {
-    let mut buffer = buffers.take().expect("free");
-    buffer.fill(token as u8);
-    ends.start(backing, (direction, token * PAGE_SIZE as u64), buffer, token);
+    ends.start(backing, (direction, token * PAGE_SIZE as u64), block(buffers, token as u8), token);
 }
 
-/// Every transfer ends, buffers come back, and callers can still carry out transfers themselves.
 #[test]
 fn nobody_waits_for_an_engine_that_died() {
-    const TRANSFERS: u64 = file::QUEUE_DEPTH as u64 + 14;
+    const TRANSFERS: u64 = QUEUE_DEPTH as u64 + 70;
     for (engine, panic_point) in
         ENGINES.into_iter().flat_map(|engine| [(engine, PanicPoint::Begin), (engine, PanicPoint::Advance)])
     {

@@ -30,7 +30,6 @@ fn file_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).expect("a file").len()
 }
 
-/// Creates a file that other users cannot access.
 fn own_file(path: &Path, contents: &[u8]) {
     std::fs::write(path, contents).expect("a file");
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).expect("ours");
@@ -44,7 +43,6 @@ fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
     FileBacking::open(&options(path, size_bytes, engine)).expect("a backing")
 }
 
-/// The direction and the offset of a transfer.
 type Where = (Direction, u64);
 
 pub(super) fn transfer(
@@ -61,7 +59,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The results of transfers, by token. A transfer that ends twice is a failure.
 pub(super) struct Ends {
-    ends: Mutex<HashMap<u64, (Buffer, Result<()>)>>,
+    ends: Mutex<HashMap<u64, Done>>,
     changed: Condvar,
 }
 
@@ -71,7 +69,6 @@ impl Ends {
         Arc::new(Ends { ends, changed: Condvar::new() })
     }
 
-    /// Starts a transfer of the whole buffer.
     fn start(self: &Arc<Self>, on: &dyn Blocks, at: Where, buffer: Buffer, token: u64) {
         let len_bytes = buffer.len();
         self.start_part(on, at, len_bytes, buffer, token);
@@ -88,7 +85,7 @@ impl Ends {
         on.start(transfer(at, len_bytes, buffer, token, Arc::<Ends>::clone(self)));
     }
 
-    pub(in crate::backing) fn wait(&self, token: u64) -> (Buffer, Result<()>) {
+    pub(in crate::backing) fn wait(&self, token: u64) -> Done {
         let deadline = Instant::now() + DEADLINE;
         let mut ends = self.ends.lock();
         loop {
@@ -101,7 +98,6 @@ impl Ends {
         }
     }
 
-    /// Returns the number of transfers that have ended and were not waited for.
     pub(in crate::backing) fn count(&self) -> usize {
         self.ends.lock().len()
     }

@@ -21,10 +21,6 @@ struct Model {
 const BLOCKS: usize = 64;
 const MOST_BLOCKS: usize = 8;
 
-fn fill(seed: u64, bytes: &mut [u8]) {
-    Random::new(seed).fill(bytes);
-}
-
 impl Model {
     fn start_one(&mut self, backing: &dyn Blocks, buffers: &Buffers, token: u64) {
         let first = self.random.below(BLOCKS);
@@ -47,7 +43,7 @@ impl Model {
         if direction == Direction::Write {
             for (block, bytes) in range.clone().zip(buffer.chunks_mut(self.block_bytes)) {
                 let seed = self.random.next();
-                fill(seed, bytes);
+                Random::new(seed).fill(bytes);
                 self.blocks[block] = Some(seed);
             }
         }
@@ -70,7 +66,7 @@ impl Model {
         let mut wanted = vec![0; self.block_bytes];
         for (block, bytes) in range.zip(buffer.chunks(self.block_bytes)) {
             if let Some(seed) = self.blocks[block] {
-                fill(seed, &mut wanted);
+                Random::new(seed).fill(&mut wanted);
                 assert!(bytes == wanted, "seed {} transfer {token}: block {block}", self.seed);
             }
         }
@@ -109,9 +105,7 @@ fn many_in_flight_agree_with_a_model() {
         for (seed, through_page_cache, reserved) in [(1, false, true), (2, true, true), (3, false, false)] {
             let directory = directory();
             let path = directory.path().join("file");
-            // Fewer than there are buffers.
-            let queue_depth = 8;
-            let options = FileOptions { through_page_cache, queue_depth, ..options(&path, 1 << 20, engine) };
+            let options = FileOptions { through_page_cache, ..options(&path, 1 << 20, engine) };
             let mut backing = FileBacking::open(&options).expect("a backing");
             assert_eq!((backing.engine(), backing.is_reserved()), (engine, true));
             assert!(!(through_page_cache && backing.is_direct()));
@@ -141,7 +135,6 @@ fn a_loop_device_agrees_with_a_model() {
     }
 }
 
-/// A loop device on a file, detached when dropped.
 pub(super) struct LoopDevice(String);
 
 impl LoopDevice {

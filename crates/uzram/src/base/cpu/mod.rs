@@ -1,11 +1,11 @@
 //! The current CPU, and arrays with one entry per CPU.
 //!
-//! glibc (2.35 and later) registers a restartable-sequence area for each thread, in which the
-//! kernel keeps the CPU number: reading it is one load. Without it (musl, an older glibc,
-//! `GLIBC_TUNABLES=glibc.pthread.rseq=0`), the slower `sched_getcpu` is called.
+//! The kernel keeps the CPU number in each thread's area for restartable sequences: reading it is one load.
+//! Without such areas (musl, glibc before 2.35, `GLIBC_TUNABLES=glibc.pthread.rseq=0`), the slower
+//! `sched_getcpu` is called.
 //!
-//! A thread may move to another CPU at any time, so the number is a hint: a CPU's entry must be
-//! safe to use from any thread.
+//! A thread may move to another CPU at any time, so the number is a hint: a CPU's entry must be safe to use
+//! from any thread.
 
 mod restart;
 
@@ -16,16 +16,7 @@ pub use restart::Restartable;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(crate) use restart::restartable;
 
-/// Returns the CPU this thread runs on, below [`possible`].
-#[inline]
-pub fn current() -> usize {
-    imp::current()
-}
-
-/// Returns the number of possible CPUs of this machine: the entries of a [`PerCpu`].
-pub fn possible() -> usize {
-    imp::possible()
-}
+pub use imp::{current, possible};
 
 impl Restartable {
     /// Returns whether sequences work in this thread, on this CPU: glibc registered the thread, and a
@@ -37,8 +28,7 @@ impl Restartable {
     }
 }
 
-/// Yields the CPU while this thread waits for another that holds something for a few instructions,
-/// unless it was preempted.
+/// Yields the CPU while another thread holds something for a few instructions, unless it was preempted.
 pub fn relax() {
     #[cfg(not(loom))]
     std::thread::yield_now();
@@ -114,7 +104,6 @@ pub struct Padded<T>(pub T);
 impl<T> Deref for Padded<T> {
     type Target = T;
 
-    #[inline]
     fn deref(&self) -> &T {
         &self.0
     }
@@ -132,7 +121,7 @@ impl<T> PerCpu<T> {
         PerCpu { entries: (0..possible()).map(entry).map(Padded).collect() }
     }
 
-    /// Makes each CPU's entry, or fails with the first error of `entry`. Fails with those of `entry`.
+    /// Makes each CPU's entry. Fails with the first error of `entry`.
     pub fn try_new<E>(entry: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
         let entries = (0..possible()).map(entry).map(|made| made.map(Padded));
         Ok(PerCpu { entries: entries.collect::<Result<_, E>>()? })
@@ -145,13 +134,11 @@ impl<T> PerCpu<T> {
     }
 
     /// Returns the entry of CPU `cpu`.
-    #[inline]
     pub fn of(&self, cpu: usize) -> &T {
         &self.entries[cpu]
     }
 
     /// Returns the address of CPU 0's entry; the others follow, each on cache lines of its own.
-    #[inline]
     pub fn as_ptr(&self) -> *const Padded<T> {
         self.entries.as_ptr()
     }
@@ -183,8 +170,9 @@ mod imp {
     const UNKNOWN: isize = isize::MIN;
     const NONE: isize = isize::MAX;
 
+    /// Returns the CPU this thread runs on, below [`possible`].
     #[inline]
-    pub(super) fn current() -> usize {
+    pub fn current() -> usize {
         let offset = AREA_OFFSET.load(Ordering::Relaxed);
         if offset != UNKNOWN && offset != NONE {
             // SAFETY: `area_offset` returned the offset.
@@ -206,8 +194,9 @@ mod imp {
         rustix::thread::sched_getcpu() % possible()
     }
 
+    /// Returns the number of possible CPUs of this machine: the entries of a [`PerCpu`](super::PerCpu).
     #[inline]
-    pub(super) fn possible() -> usize {
+    pub fn possible() -> usize {
         static POSSIBLE: OnceLock<usize> = OnceLock::new();
         *POSSIBLE.get_or_init(|| {
             let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
@@ -231,7 +220,6 @@ mod imp {
         last.unwrap_or_else(|| rustix::thread::sched_getcpu() % super::MAX_CPUS) + 1
     }
 
-    /// Returns the highest CPU that a process may run on (`None`: this thread).
     fn last_allowed_cpu(process: Option<rustix::process::Pid>) -> Option<usize> {
         let process = process.map_or(0, rustix::process::Pid::as_raw_pid);
         let mask = super::restart::allowed_cpus(process)?;
@@ -243,8 +231,6 @@ mod imp {
     mod tests {
         use super::{current, fallback_possible, last_cpu};
 
-        /// Where `/sys` cannot be read, the possible CPUs include the one that this thread is bound to,
-        /// whatever its number.
         #[test]
         fn without_a_list_the_allowed_cpus_tell_how_many_there_are() {
             let only = crate::base::thread::allowed_cpus().pop().expect("one at least");
@@ -273,7 +259,8 @@ mod imp {
 mod imp {
     use super::MAX_CPUS;
 
-    pub(super) fn possible() -> usize {
+    /// As without loom.
+    pub fn possible() -> usize {
         MAX_CPUS
     }
 
@@ -284,7 +271,8 @@ mod imp {
         static CPU: usize = NEXT.fetch_add(1, loom::sync::atomic::Ordering::Relaxed) % MAX_CPUS;
     }
 
-    pub(super) fn current() -> usize {
+    /// As without loom.
+    pub fn current() -> usize {
         CPU.with(|cpu| *cpu)
     }
 }

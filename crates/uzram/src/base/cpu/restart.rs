@@ -57,7 +57,6 @@ impl Restartable {
     }
 }
 
-/// Returns the offset of glibc's area from the thread pointer, if glibc registers threads.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(super) fn area_offset() -> Option<isize> {
     let (size, offset) = glibc_variables();

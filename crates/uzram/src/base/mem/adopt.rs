@@ -107,8 +107,7 @@ impl Arena {
         self.release_free();
     }
 
-    /// Makes the chunks present that have runs or are entirely in memory; gives the memory of the others
-    /// back.
+    /// Makes chunks present that have runs or are entirely in memory; gives the memory of others back.
     fn sort_chunks(&self) {
         let chunks = self.inner.lock().runs.chunks();
         for chunk in 0..chunks {

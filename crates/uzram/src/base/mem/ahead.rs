@@ -1,11 +1,10 @@
 //! A file that is mapped ahead of its use, while another process uses it.
 //!
-//! A page that another process took has to be mapped here before it is used, with a page fault each if need
-//! be. This maps all that are there beforehand, again and again as they come, so that later uses take no
-//! faults. The other process may give any of them back meanwhile, and counts what the file takes. So the
-//! pages are not touched, and not populated (`madvise`), which would fill a hole that was just punched:
-//! `UFFDIO_CONTINUE` of userfaultfd(2) maps a page that is there, and never makes one. Nor does it bring one
-//! back from swap, which this process may be about to serve.
+//! Pages that are in the file are mapped again and again as they come, so that later uses take no page
+//! faults. The other process may give any of them back meanwhile, and counts what the file takes. So they are
+//! neither touched nor populated (`madvise`), which would fill a hole that was just punched:
+//! `UFFDIO_CONTINUE` of userfaultfd(2) maps a page that is there, and never makes one, nor brings one back
+//! from swap.
 
 use std::fs::File;
 use std::ops::Range;
@@ -111,14 +110,13 @@ impl MappedAhead {
         failure.map_or(Ok((mapped_pages * self.page_bytes) as u64), Err)
     }
 
-    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has in memory;
-    /// returns how many.
+    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are unmapped and in memory; returns how many.
     fn map_missing(&self, all: &Region, pages: Range<usize>) -> Result<usize> {
         let mut entries = [[0; ENTRY_BYTES]; PAGES_AT_ONCE];
         let entries = &mut entries[..pages.len()];
         let first = self.whole.start().addr().get() / self.page_bytes + pages.start;
         self.whole
-            .page_table()
+            .page_table
             .read_exact_at(entries.as_flattened_mut(), (first * ENTRY_BYTES) as u64)
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot read /proc/self/pagemap: {error}")))?;
         let is_mapped = |entry: &[u8; ENTRY_BYTES]| u64::from_ne_bytes(*entry) & PRESENT != 0;
@@ -145,8 +143,7 @@ impl MappedAhead {
         in_memory.map(|page| self.map_present(page)).sum()
     }
 
-    /// Maps those of these pages, none of which is mapped, that the file has, also those in swap; returns how
-    /// many.
+    /// As [`MappedAhead::map`], also pages in swap.
     fn map_present(&self, pages: Range<usize>) -> usize {
         let (mut next, mut mapped) = (pages.start, 0);
         while next < pages.end {
@@ -173,7 +170,8 @@ impl MappedAhead {
         let MappedAhead { file, whole, faults, .. } = self;
         // The mapping is a usual one as soon as the descriptor is closed.
         drop(faults);
-        file.set_whole(whole);
+        // A second mapping is not needed.
+        let _ = file.whole.set(whole);
         file
     }
 }
@@ -212,7 +210,7 @@ mod tests {
         write(6);
         let file = ahead.into_file();
         let mut found = [NO_PAGES; 8];
-        let whole = file.whole().expect("it is mapped");
+        let whole = file.whole.get().expect("it is mapped");
         let Some(count) = whole.find_mapped(0..8 * page_bytes, &mut found) else {
             return println!("skipped: PAGEMAP_SCAN is not available");
         };

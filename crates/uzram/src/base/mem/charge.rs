@@ -20,7 +20,9 @@ impl Arena {
     /// them committed yet. Fails with `Full` if that would exceed the limit; nothing is charged then.
     pub fn commit(&self, account: Account, page: u32, pages: u32) -> Result<(), Full> {
         #[cfg(test)]
-        self.inject(super::faults::Faults::page).map_err(|_| Full)?;
+        if self.fails() {
+            return Err(Full);
+        }
         let (bits, word) = (mask(page, pages), &self.resident[group_of(page)]);
         let new = u64::from((bits & !word.load(Ordering::Relaxed)).count_ones());
         if new > 0 {
@@ -60,15 +62,13 @@ impl Arena {
         self.limit_pages.get()
     }
 
-    /// Sets the limit. Free memory beyond it goes back at once; used memory stays, and a limit below it
-    /// only stops growth.
+    /// Sets the limit. Free memory beyond it goes back at once; a limit below the used memory stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.limit_pages.set(pages);
         self.release_beyond_limit();
         self.retry_refill();
     }
 
-    /// Returns whether more is charged than the limit allows, because it was lowered.
     pub(super) fn is_beyond_limit(&self) -> bool {
         let limit_pages = self.limit_pages.get();
         limit_pages > 0 && self.charged_pages() > limit_pages

@@ -1,7 +1,6 @@
 //! Fault injection for tests: allocations that fail as when memory is short.
 
 use super::Arena;
-use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 
 pub(super) enum Faults {
@@ -9,38 +8,10 @@ pub(super) enum Faults {
     Seeded { random: Random, one_in: usize },
     /// One, after this many that succeed.
     After(u64),
-    /// None: the call of `After` has failed.
-    Past,
-}
-
-impl Faults {
-    pub(super) fn run(&mut self) -> Option<Error> {
-        self.fails().then(|| Error::new(ErrorKind::NoMemory, "injected: no run"))
-    }
-
-    pub(super) fn page(&mut self) -> Option<Error> {
-        self.fails().then(|| Error::new(ErrorKind::NoSpace, "injected: no page"))
-    }
-
-    fn fails(&mut self) -> bool {
-        match self {
-            Faults::Seeded { random, one_in } => random.below(*one_in) == 0,
-            Faults::After(0) => {
-                *self = Faults::Past;
-                true
-            }
-            Faults::After(calls) => {
-                *calls -= 1;
-                false
-            }
-            Faults::Past => false,
-        }
-    }
 }
 
 impl Arena {
-    /// Makes about one in `one_in` calls that can fail do so, by the random sequence of `seed`; 0 stops
-    /// it.
+    /// Makes about one in `one_in` calls that can fail do so, by the random sequence of `seed`; 0: none.
     pub fn inject_faults(&self, seed: u64, one_in: usize) {
         *self.faults.lock().expect("no panic under it") =
             (one_in > 0).then(|| Faults::Seeded { random: Random::new(seed), one_in });
@@ -53,8 +24,7 @@ impl Arena {
 
     /// Returns whether calls may still fail by injection.
     pub fn injects_faults(&self) -> bool {
-        let faults = self.faults.lock().expect("no panic under it");
-        faults.as_ref().is_some_and(|faults| !matches!(faults, Faults::Past))
+        self.faults.lock().expect("no panic under it").is_some()
     }
 
     /// Makes refills of the reserve fail while `hold` is true.
@@ -62,8 +32,19 @@ impl Arena {
         self.holds_refills.set(u64::from(hold));
     }
 
-    pub(super) fn inject(&self, fault: fn(&mut Faults) -> Option<Error>) -> Result<()> {
+    pub(super) fn fails(&self) -> bool {
         let mut faults = self.faults.lock().expect("no panic under it");
-        faults.as_mut().and_then(fault).map_or(Ok(()), Err)
+        match &mut *faults {
+            None => false,
+            Some(Faults::Seeded { random, one_in }) => random.below(*one_in) == 0,
+            Some(Faults::After(0)) => {
+                *faults = None;
+                true
+            }
+            Some(Faults::After(calls)) => {
+                *calls -= 1;
+                false
+            }
+        }
     }
 }

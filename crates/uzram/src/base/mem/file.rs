@@ -26,15 +26,16 @@ use super::whole::{NO_PAGES, Whole};
 pub struct MemoryFile {
     fd: OwnedFd,
     len_bytes: u64,
-    whole: OnceLock<Whole>,
+    /// The mapping of the whole file, if it was mapped ahead: mappings of regions are parts of it.
+    pub(super) whole: OnceLock<Whole>,
 }
 
 /// A part of a file, to be mapped. It begins on a page of the host.
 #[derive(Clone, Debug)]
 pub struct Region {
     file: Arc<MemoryFile>,
-    offset: u64,
-    len_bytes: u64,
+    pub(super) offset: u64,
+    pub(super) len_bytes: u64,
 }
 
 /// The most ranges of mapped pages that are taken of a part: as many as a chunk of the arena can have, for
@@ -115,17 +116,6 @@ impl MemoryFile {
         }
         Ok(Region { file: Arc::clone(self), offset, len_bytes })
     }
-
-    /// Returns the mapping of the whole file, if it was mapped ahead.
-    pub(super) fn whole(&self) -> Option<&Whole> {
-        self.whole.get()
-    }
-
-    /// Has mappings of regions be parts of this mapping of the whole file, from now on.
-    pub(super) fn set_whole(&self, whole: Whole) {
-        // A second mapping is not needed.
-        let _ = self.whole.set(whole);
-    }
 }
 
 impl AsFd for MemoryFile {
@@ -135,23 +125,13 @@ impl AsFd for MemoryFile {
 }
 
 impl Region {
-    pub(super) fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    pub(super) fn len_bytes(&self) -> u64 {
-        self.len_bytes
-    }
-
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Returns the address of the region in the mapping of the whole file, if there is one ([`MappedAhead`]).
-    ///
-    /// [`MappedAhead`]: super::MappedAhead
+    /// Returns the address of the region in the mapping of the whole file, if that was mapped ahead.
     pub(super) fn mapped_ahead(&self) -> Option<NonNull<u8>> {
-        let whole = self.file.whole()?;
+        let whole = self.file.whole.get()?;
         // SAFETY: the region lies inside the file, all of which is mapped.
         Some(unsafe { whole.start().add(self.offset as usize) })
     }
@@ -188,8 +168,7 @@ impl Region {
         (answer == 0).then_some((found.nr_cache, found.nr_evicted))
     }
 
-    /// Returns the place in the file of the first memory of the region at or after `at`, which is such a
-    /// place, too.
+    /// Returns the place in the file, at or after `at`, of the region's first memory.
     fn next_data(&self, at: u64) -> Result<Option<u64>> {
         match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
             Ok(data) => Ok(Some(data).filter(|data| *data < self.offset + self.len_bytes)),
@@ -219,12 +198,11 @@ impl Region {
     }
 
     /// As [`Region::for_each_data`], in a small part of the region that consists of whole pages of the host.
-    /// Fails as [`Region::for_each_data`].
     pub fn for_each_data_in(&self, part: Range<u64>, mut f: impl FnMut(Range<u64>)) -> Result<()> {
         let bytes = self.offset + part.start..self.offset + part.end;
         // A page that is mapped is in memory. If as many are mapped as the file has there, these are all.
         let mut mapped = [NO_PAGES; MAPPED_AT_ONCE];
-        let whole = self.file.whole();
+        let whole = self.file.whole.get();
         let count = whole.and_then(|whole| whole.find_mapped(bytes.clone(), &mut mapped)).unwrap_or(0);
         let mapped = &mapped[..count];
         let mapped_bytes: u64 = mapped.iter().map(|pages| pages.end - pages.start).sum();

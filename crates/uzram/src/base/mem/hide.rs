@@ -1,10 +1,9 @@
 //! Hiding chunks for evacuation: chooses them, and keeps them from filling up again meanwhile.
 //!
-//! A caller that can relocate runs asks for the emptiest chunks. These are *hidden* from then on:
-//! none of their runs is taken, and a freed one does not enter the run caches, so that relocated
-//! runs end up in other chunks. A chunk is hidden under the arena's lock. Its bit, which `free_run`
-//! checks under the run cache's lock, is set before the run caches are flushed, so that no cache
-//! keeps a run of a hidden chunk.
+//! A caller that can relocate runs asks for the emptiest chunks. These are *hidden* from then on: none of
+//! their runs is taken, and a freed one does not enter the run caches, so that relocated runs end up in other
+//! chunks. A chunk is hidden under the arena's lock. Its bit, which `free_run` checks under the run cache's
+//! lock, is set before the run caches are flushed, so that no cache keeps a run of a hidden chunk.
 
 use super::runs::{CHUNK_PAGES, Survey};
 use super::{Account, Arena};
@@ -134,7 +133,6 @@ impl Arena {
         }
     }
 
-    /// Ends the hiding of a chunk, and gives the memory of its free pages back to the system.
     fn show(&self, chunk: usize) {
         if !self.has_reserve() {
             self.release_chunk(&self.reclaim.lock(), chunk);

@@ -22,7 +22,6 @@ pub(crate) struct Mapping {
     _mapped: Option<Mapped>,
 }
 
-/// Address space, which is unmapped when dropped.
 #[derive(Debug)]
 pub(super) struct Mapped {
     start: NonNull<u8>,
@@ -126,8 +125,7 @@ pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R)
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// No access before [`Mapping::enable`]: the reservation is not charged, even with strict
-    /// overcommit.
+    /// No access before [`Mapping::enable`]: the reservation is not charged, even with strict overcommit.
     None,
     ReadWrite,
 }
@@ -153,8 +151,7 @@ impl Mapping {
         let spare_bytes = page_bytes - rustix::param::page_size();
         let mapped_bytes = len_bytes.checked_add(spare_bytes).ok_or_else(too_many)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no existing
-        // memory.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no existing memory.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
         let mapped = Mapped::at(base.map_err(|error| refused(len_bytes, &error))?, mapped_bytes)?;
@@ -170,21 +167,20 @@ impl Mapping {
         let Some(region) = region else { return Mapping::new(len_bytes, access) };
         let page_bytes = rustix::param::page_size();
         let len_bytes = len_bytes.next_multiple_of(page_bytes);
-        if len_bytes == 0 || (len_bytes as u64) > region.len_bytes() {
+        if len_bytes == 0 || (len_bytes as u64) > region.len_bytes {
             return Err(Error::invalid("a region of a memfd is too short"));
         }
         // The file is sealed against shrinking.
         let (base, mapped) = match region.mapped_ahead() {
             Some(base) => (base, None),
             None => {
-                let mapped = Mapped::shared(region.fd(), region.offset(), len_bytes, access)?;
+                let mapped = Mapped::shared(region.fd(), region.offset, len_bytes, access)?;
                 (mapped.start, Some(mapped))
             }
         };
         Ok(Mapping { base, len_bytes, page_bytes, region: Some(region.clone()), _mapped: mapped })
     }
 
-    /// Returns the mapped region; `None` for private memory.
     pub(crate) fn region(&self) -> Option<&Region> {
         self.region.as_ref()
     }
@@ -210,16 +206,15 @@ impl Mapping {
     }
 
     /// Makes a page-aligned part readable and writable. Fails with `NoMemory` when the system refuses.
-    pub(super) fn enable(&self, offset: usize, len: usize) -> Result<()> {
+    pub(crate) fn enable(&self, offset: usize, len: usize) -> Result<()> {
         let start = self.part(offset, len);
         // SAFETY: the range lies inside this mapping, and more access invalidates nothing.
         let enabled = unsafe { rustix::mm::mprotect(start, len, MprotectFlags::READ | MprotectFlags::WRITE) };
         enabled.map_err(|_| Error::new(ErrorKind::NoMemory, "the system gave no memory"))
     }
 
-    /// Makes a page-aligned part, which is readable and writable, resident. The contents stay, and other
-    /// threads may use them meanwhile. Fails with `NoMemory` when the system gives none; some of the part may
-    /// be resident then.
+    /// Makes a page-aligned, writable part resident. Other threads may use its contents meanwhile. Fails with
+    /// `NoMemory` when the system gives none; some of the part may be resident then.
     pub(super) fn populate(&self, offset: usize, len: usize) -> Result<()> {
         if len == 0 {
             return Ok(());
@@ -275,7 +270,6 @@ impl Mapping {
         self.resident_bytes_in(0, self.len_bytes)
     }
 
-    /// Returns the resident bytes of a page-aligned part.
     pub(super) fn resident_bytes_in(&self, offset: usize, len: usize) -> usize {
         const STEP_BYTES: usize = 64 << 20;
         let host_page = rustix::param::page_size();
@@ -285,8 +279,7 @@ impl Mapping {
         for offset in (offset..end).step_by(STEP_BYTES) {
             let len = STEP_BYTES.min(end - offset);
             let answers = &mut answers[..len.div_ceil(host_page)];
-            // SAFETY: the range lies inside this mapping, and `answers` has a byte for each of its
-            // pages.
+            // SAFETY: the range lies inside this mapping, and `answers` has a byte for each of its pages.
             let asked = unsafe { libc::mincore(self.part(offset, len), len, answers.as_mut_ptr()) };
             if asked == 0 {
                 resident_pages += answers.iter().filter(|answer| **answer & 1 != 0).count();
@@ -294,15 +287,4 @@ impl Mapping {
         }
         resident_pages * host_page
     }
-}
-
-/// Keeps the pages of `bytes`, whatever else they hold now or later, out of this process's core files: for
-/// buffers in memory that this module did not map.
-pub fn leave_out_of_cores(bytes: &[u8]) {
-    let page_bytes = rustix::param::page_size();
-    let start = bytes.as_ptr().map_addr(|address| address & !(page_bytes - 1));
-    let len_bytes = (bytes.as_ptr().addr() - start.addr() + bytes.len()).next_multiple_of(page_bytes);
-    // SAFETY: the pages are mapped, as `bytes` lies in all of them, and the advice changes no contents. A
-    // kernel that refuses it changes nothing.
-    let _ = unsafe { rustix::mm::madvise(start.cast_mut().cast(), len_bytes, Advice::LinuxDontDump) };
 }

@@ -18,14 +18,10 @@
 //! leaves it to a thread ([`Arena::set_releaser`]). With a reserve (`reserve.rs`) whole chunks are charged,
 //! kept and given back.
 //!
-//! Callers that can relocate runs evacuate sparse chunks (`hide.rs`).
-//!
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
 //! be called with any lock held. Do not call the others under a size class's lock.
 
-#[cfg(not(loom))]
 mod adopt;
-#[cfg(not(loom))]
 mod ahead;
 mod charge;
 #[cfg(test)]
@@ -49,12 +45,10 @@ mod reserve_loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-#[cfg(not(loom))]
 pub use ahead::MappedAhead;
 pub use charge::Full;
 pub use file::{MemoryFile, Region};
 pub use hide::HiddenChunks;
-pub use map::leave_out_of_cores;
 pub use noswap::{keep_memory_out_of_swap, noswap_directory};
 pub use page_table::{FoundPages, Wanted, scan_page_table};
 pub use pages::ZeroedPages;
@@ -65,7 +59,7 @@ pub use table::{Entry, Table};
 
 use super::cpu::{Padded, PerCpu};
 use super::error::{Error, ErrorKind, Result};
-use super::sync::{AtomicU64, Counter, Mutex, Ordering, classes};
+use super::sync::{AtomicU64, Counter, Mutex, MutexGuard, Ordering, classes};
 use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use std::thread::Thread;
 
@@ -132,7 +126,6 @@ pub struct Arena {
     /// 1 if the reserve lacked chunks at the limit when last checked ([`Arena::lacks_reserve`]). Changed
     /// under the arena's lock.
     lacks_reserve: Counter,
-    /// Bytes of the arena's own tables, which a reserve keeps resident.
     reserve_table_bytes: usize,
     #[cfg(test)]
     holds_refills: Counter,
@@ -148,14 +141,30 @@ struct Inner {
     free_resident_pages: u64,
     /// The next release starts below this group.
     release_below: usize,
-    /// The thread that gives surplus memory back.
-    releaser: Option<Thread>,
-    /// Whether the releaser was woken and has not checked for surplus since.
-    releaser_is_told: bool,
-    refiller: Option<Thread>,
+    releaser: Helper,
+    refiller: Helper,
     chunks_on_their_way: usize,
-    /// Whether the refiller was woken and has not filled the reserve since.
-    refiller_is_told: bool,
+}
+
+/// A thread that works for those that take and free runs, if there is one.
+#[derive(Default)]
+struct Helper {
+    thread: Option<Thread>,
+    /// Whether it was woken and has not done its work since.
+    is_told: bool,
+}
+
+/// Wakes a helper, once until it has done its work.
+#[inline]
+fn tell(mut inner: MutexGuard<'_, Inner>, helper: impl FnOnce(&mut Inner) -> &mut Helper) {
+    let helper = helper(&mut inner);
+    if !helper.is_told
+        && let Some(thread) = helper.thread.clone()
+    {
+        helper.is_told = true;
+        drop(inner);
+        thread.unpark();
+    }
 }
 
 impl Arena {
@@ -221,7 +230,9 @@ impl Arena {
     pub fn alloc_run(&self, pages: usize, account: Account, gfp: Gfp) -> Result<Run> {
         assert!((1..=MAX_RUN_PAGES).contains(&pages), "runs have 1 to 16 pages");
         #[cfg(test)]
-        self.inject(faults::Faults::run)?;
+        if self.fails() {
+            return Err(Error::new(ErrorKind::NoMemory, "injected: no run"));
+        }
         let run = |page| Run { page, pages: pages as u8 };
         let batch_pages = self.batch_pages.get() as usize;
         if batch_pages == 0 {
@@ -311,7 +322,6 @@ impl Arena {
     }
 
     /// Returns the resident bytes of the arena's own tables that grow with it.
-    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         // With a reserve they do not grow: see `reserve_table_bytes`.
         if self.has_reserve() { 0 } else { self.resident.resident_bytes() }
@@ -323,7 +333,6 @@ impl Arena {
         self.mapping.resident_bytes()
     }
 
-    /// Takes a run, growing by a chunk if none is free and `gfp` allows it.
     fn take(&self, inner: &mut Inner, pages: usize, account: Account, gfp: Gfp) -> Result<u32> {
         loop {
             // An evacuation frees nothing if it takes a run of a free chunk.

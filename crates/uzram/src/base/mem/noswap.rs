@@ -1,9 +1,8 @@
 //! Memory files that are never swapped out, for a process that serves swap itself: bringing such a page back
 //! could wait for the process that waits for it.
 //!
-//! The pages of a memfd can be swapped out whenever no mapping locks them, such as when the process that
-//! served has died. So these files are on a tmpfs mounted with `noswap` (Linux 6.4). It has no path, and
-//! exists as long as a process has it open, or one of its files.
+//! The files are on a tmpfs mounted with `noswap` (Linux 6.4). It has no path, and exists as long as a
+//! process has it open, or one of its files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;

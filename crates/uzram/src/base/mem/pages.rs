@@ -26,7 +26,7 @@ impl ZeroedPages {
     /// # Safety
     /// While the buffer lives, nobody else writes to the region, in this process or another.
     pub unsafe fn of_region(region: &Region) -> Result<Self> {
-        let len_bytes = region.len_bytes() as usize;
+        let len_bytes = region.len_bytes as usize;
         Ok(ZeroedPages { mapping: Mapping::new_in(Some(region), len_bytes, Access::ReadWrite)?, len_bytes })
     }
 

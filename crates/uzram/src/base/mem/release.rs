@@ -7,7 +7,7 @@
 use std::thread::Thread;
 
 use super::runs::{CHUNK_GROUPS, CHUNK_PAGES, GROUP_PAGES, groups_of, mask};
-use super::{Account, Arena, Inner};
+use super::{Account, Arena, Helper, Inner, tell};
 use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
 
@@ -59,9 +59,7 @@ impl Arena {
     /// [`Arena::release_surplus`], instead of giving memory back itself. If the releaser does not keep up,
     /// frees do give memory back.
     pub fn set_releaser(&self, thread: Option<Thread>) {
-        let mut inner = self.inner.lock();
-        inner.releaser = thread;
-        inner.releaser_is_told = false;
+        self.inner.lock().releaser = Helper { thread, is_told: false };
     }
 
     /// Gives surplus memory back. For the registered releaser: it works in steps, between which other
@@ -73,7 +71,7 @@ impl Arena {
         }
         let (mut left, groups) = {
             let mut inner = self.inner.lock();
-            inner.releaser_is_told = false;
+            inner.releaser.is_told = false;
             (inner.free_resident_pages, inner.runs.groups())
         };
         let mut goal = self.keep_pages();
@@ -97,25 +95,12 @@ impl Arena {
         if inner.free_resident_pages <= keep {
             return;
         }
-        if inner.releaser.is_some() && inner.free_resident_pages <= keep * MOST_KEPT_FOR_RELEASER {
-            return self.tell_releaser(inner);
+        if inner.releaser.thread.is_some() && inner.free_resident_pages <= keep * MOST_KEPT_FOR_RELEASER {
+            return tell(inner, |inner| &mut inner.releaser);
         }
         drop(inner);
-        // If another thread is releasing already, leave it to that.
         if let Some(reclaim) = self.reclaim.try_lock() {
             self.release_down_to(&reclaim, keep / 2, GROUPS_PER_STEP);
-        }
-    }
-
-    /// Wakes the releaser, if there is one, once until it has released surplus memory.
-    pub(super) fn tell_releaser(&self, mut inner: MutexGuard<'_, Inner>) {
-        if inner.releaser_is_told {
-            return;
-        }
-        if let Some(releaser) = inner.releaser.clone() {
-            inner.releaser_is_told = true;
-            drop(inner);
-            releaser.unpark();
         }
     }
 
@@ -160,7 +145,6 @@ impl Arena {
         inner.free_resident_pages
     }
 
-    /// Gives the memory of a chunk's free pages back, in one call if the whole chunk is free.
     pub(super) fn release_chunk(&self, _reclaim: &MutexGuard<'_, ()>, chunk: usize) {
         let first = chunk as u32 * CHUNK_PAGES;
         let mut inner = self.inner.lock();
@@ -204,7 +188,6 @@ impl Arena {
         inner.free_resident_pages -= self.resident_of(group, bits);
     }
 
-    /// Makes withheld pages free again.
     fn restore(&self, inner: &mut Inner, group: usize, bits: u64) {
         inner.runs.mark(group as u32 * GROUP_PAGES, bits, false);
         inner.free_resident_pages += self.resident_of(group, bits);
@@ -216,16 +199,14 @@ impl Arena {
         self.usage.charged_pages.sub(u64::from((before & released).count_ones()));
     }
 
-    /// Gives the pages of `bits`, counted from page `first`, back to the system; returns those that it
-    /// took.
+    /// Gives the pages of `bits`, counted from page `first`, back; returns those that the system took.
     fn release(&self, first: u32, bits: u64) -> u64 {
         let (mut left, mut released) = (bits, 0);
         while left != 0 {
             let start = left.trailing_zeros();
             let pages = (left >> start).trailing_ones();
             let offset = (first + start) as usize * PAGE_SIZE;
-            // SAFETY: the caller marked the pages as taken while they were free: no run contains
-            // them.
+            // SAFETY: the caller marked the pages as taken while they were free: no run contains them.
             if unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) } {
                 released |= mask(start, pages);
             }

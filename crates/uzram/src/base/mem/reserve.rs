@@ -10,7 +10,7 @@ use std::thread::Thread;
 
 use super::charge::Full;
 use super::runs::{CHUNK_PAGES, groups_of};
-use super::{Arena, Inner, Region, used_up};
+use super::{Arena, Helper, Inner, Region, tell, used_up};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
@@ -20,8 +20,7 @@ const CHUNK_BYTES: usize = CHUNK_PAGES as usize * PAGE_SIZE;
 /// two.
 const MIN_RESERVE_CHUNKS: u64 = 2;
 
-/// Returns the number of chunks of a reserve of `pages` pages, at least two: one for the first stored page
-/// and one for its handle. 0 for 0 pages.
+/// Returns the number of chunks of a reserve of `pages` pages: 0 for 0 pages, otherwise at least two.
 pub fn reserve_chunks(pages: u64) -> u64 {
     if pages > 0 { pages.div_ceil(u64::from(CHUNK_PAGES)).max(MIN_RESERVE_CHUNKS) } else { 0 }
 }
@@ -117,9 +116,7 @@ impl Arena {
     /// Registers the refiller: the thread is unparked when a run is taken and the reserve is not full, once
     /// until its call of [`Arena::refill`] succeeds.
     pub fn set_refiller(&self, thread: Option<Thread>) {
-        let mut inner = self.inner.lock();
-        inner.refiller = thread;
-        inner.refiller_is_told = false;
+        self.inner.lock().refiller = Helper { thread, is_told: false };
     }
 
     /// Gives all free memory back to the system, except the reserve. May wait for other threads.
@@ -135,7 +132,7 @@ impl Arena {
         let next = {
             let mut inner = self.inner.lock();
             if inner.runs.free_chunks() >= self.reserve_chunks {
-                inner.refiller_is_told = false;
+                inner.refiller.is_told = false;
                 return Ok(None);
             }
             if let Some(chunk) = inner.runs.take_absent() {
@@ -189,13 +186,10 @@ impl Arena {
     pub(super) fn look_at_reserve(&self, inner: MutexGuard<'_, Inner>) {
         if inner.runs.free_chunks() < self.reserve_chunks {
             self.look_for_lack(&inner);
-            if !inner.refiller_is_told {
-                Arena::tell_refiller(inner);
-            }
+            tell(inner, |inner| &mut inner.refiller);
         }
     }
 
-    /// Checks whether the reserve lacks chunks at the limit, and notes the result.
     fn look_for_lack(&self, inner: &Inner) -> bool {
         let free = inner.runs.free_chunks() + inner.chunks_on_their_way;
         let lacks = free < self.chunks_free_at_limit() && !self.limit_allows_chunk();
@@ -216,15 +210,6 @@ impl Arena {
         limit_pages == 0 || self.charged_pages() + u64::from(CHUNK_PAGES) <= limit_pages
     }
 
-    #[cold]
-    fn tell_refiller(mut inner: MutexGuard<'_, Inner>) {
-        if let Some(refiller) = inner.refiller.clone() {
-            inner.refiller_is_told = true;
-            drop(inner);
-            refiller.unpark();
-        }
-    }
-
     /// Returns the error that says why there is no free chunk.
     #[cold]
     pub(super) fn drained(&self, inner: &Inner) -> Error {
@@ -241,13 +226,13 @@ impl Arena {
     /// Wakes the releaser if more than the reserve and `keep_pages` are free. Called after a free.
     pub(super) fn tell_of_surplus_chunks(&self, inner: MutexGuard<'_, Inner>, keep_pages: u64) {
         if inner.runs.free_chunks() > self.reserve_chunks + chunks_of(keep_pages) {
-            self.tell_releaser(inner);
+            tell(inner, |inner| &mut inner.releaser);
         }
     }
 
     /// Implements [`Arena::release_surplus`] for arenas with a reserve.
     pub(super) fn release_surplus_chunks(&self) {
-        self.inner.lock().releaser_is_told = false;
+        self.inner.lock().releaser.is_told = false;
         let kept = chunks_of(self.keep_pages());
         let most = self.reserve_chunks + kept;
         if self.charged_pages() > self.all_used_pages() + most as u64 * u64::from(CHUNK_PAGES) {
@@ -262,7 +247,6 @@ impl Arena {
         self.release_beyond_limit();
     }
 
-    /// Gives an evacuated chunk back to the system if it is beyond the reserve.
     pub(super) fn release_chunk_if_surplus(&self, chunk: usize) {
         let _reclaim = self.reclaim.lock();
         let inner = self.inner.lock();
@@ -271,25 +255,22 @@ impl Arena {
         }
     }
 
-    /// Wakes the refiller after the limit was changed.
     pub(super) fn retry_refill(&self) {
         let refiller = {
             let inner = self.inner.lock();
             self.look_for_lack(&inner);
-            inner.refiller.clone()
+            inner.refiller.thread.clone()
         };
         refiller.iter().for_each(Thread::unpark);
     }
 
-    /// Implements [`Arena::release_beyond_limit`] for arenas with a reserve: gives back chunks of the reserve
-    /// too.
+    /// Implements [`Arena::release_beyond_limit`] for arenas with a reserve: chunks of the reserve go, too.
     pub(super) fn release_chunks_beyond_limit(&self) {
         self.flush_caches();
         self.release_chunks_beyond(0, || self.is_beyond_limit());
     }
 
-    /// Gives free chunks back, the highest first, as long as more than `keep` are free and `goes_on` returns
-    /// true.
+    /// Gives free chunks back, the highest first, while more than `keep` are free and `goes_on` returns true.
     fn release_chunks_beyond(&self, keep: usize, goes_on: impl Fn() -> bool) {
         let _reclaim = self.reclaim.lock();
         while goes_on() {
@@ -305,7 +286,7 @@ impl Arena {
         inner.runs.take_away(chunk);
         inner.free_resident_pages -= u64::from(CHUNK_PAGES);
         // The refiller may succeed now where the limit stopped it before.
-        inner.refiller_is_told = false;
+        inner.refiller.is_told = false;
         drop(inner);
         self.empty(chunk);
     }

@@ -12,14 +12,12 @@ fn refill(arena: &Arena) {
     arena.refill(|_| Ok(())).expect("memory");
 }
 
-/// Makes an arena of at most six chunks with a full reserve of two.
 fn reserved() -> Arc<Arena> {
     let arena = Arena::with_reserve_in(None, 6 * CHUNK * PAGE_SIZE as u64, 2 * CHUNK).expect("memory");
     refill(&arena);
     Arc::new(arena)
 }
 
-/// Takes a run if there is one, and marks its pages.
 fn take(arena: &Arena, account: Account, mark: u64) -> Option<Run> {
     let run = arena.alloc_run(PAGES, account, Gfp::MayWait).ok()?;
     assert_eq!(arena.resident_in(run.page, PAGES), PAGES as u64, "{run:?} is not there");
@@ -35,7 +33,6 @@ fn give(arena: &Arena, account: Account, mark: u64, run: Run) {
     arena.free_run(run, account, PAGES as u64);
 }
 
-/// Checks that every count is right, and that the reserve can be filled again.
 fn end(arena: &Arena) {
     assert_eq!(arena.charged_pages() * PAGE_SIZE as u64, arena.resident_bytes() as u64);
     arena.release_kept();
@@ -99,7 +96,6 @@ fn loom_reserve_takers_beside_a_releaser() {
     takers(take_one_of_five, |arena| arena.release_kept());
 }
 
-/// A chunk is released and filled again.
 #[test]
 fn loom_reserve_takers_beside_one_who_does_both() {
     takers(take_one_of_five, |arena| {
@@ -108,7 +104,6 @@ fn loom_reserve_takers_beside_one_who_does_both() {
     });
 }
 
-/// The limit is lowered, so that free chunks are released, and raised again.
 #[test]
 fn loom_reserve_takers_beside_a_limit() {
     takers(take_none, |arena| {
@@ -118,7 +113,6 @@ fn loom_reserve_takers_beside_a_limit() {
     });
 }
 
-/// A refiller and a releaser run concurrently.
 #[test]
 fn loom_reserve_refiller_beside_a_releaser() {
     model(2, || {

@@ -11,7 +11,6 @@ use super::runs::{Account, MAX_RUN_PAGES, touch};
 /// made their batch a setting, "lru_lock scalability", D. Jordan, 2018, measured up to 310 pages).
 pub const MAX_BATCH_PAGES: usize = 512;
 
-/// Stacks of free runs, one for each account and length.
 pub(super) struct RunCache {
     stacks: [[Vec<u32>; MAX_RUN_PAGES]; Account::ALL.len()],
 }
@@ -27,7 +26,6 @@ impl RunCache {
         RunCache { stacks: std::array::from_fn(|_| std::array::from_fn(stack)) }
     }
 
-    /// Touches the memory of the empty stacks; returns its bytes.
     pub(super) fn touch(&mut self) -> usize {
         self.stacks.iter_mut().flatten().map(touch).sum()
     }
@@ -37,7 +35,6 @@ impl RunCache {
         &mut self.stacks[account as usize][pages - 1]
     }
 
-    /// Removes and returns every run of every stack, with its number of pages.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = (u32, usize)> + '_ {
         let lengths = self.stacks.iter_mut().flat_map(|stacks| stacks.iter_mut().zip(1..));
         lengths.flat_map(|(stack, pages)| stack.drain(..).map(move |page| (page, pages)))

@@ -1,15 +1,13 @@
 //! The run allocator: tracks taken pages and their accounts, and finds free runs, by bitmaps and
 //! tournament trees. It never touches the pages. Protected by the arena's lock.
 //!
-//! Pages are taken in runs of 1..=16 within a *group* of 64, one word of the bitmap: a run never
-//! crosses a group's border, so a search is a few shifts. The leftover at the borders is address
-//! space, not memory.
+//! Pages are taken in runs of 1..=16 within a *group* of 64, one word of the bitmap: a run never crosses a
+//! group's border, so a search is a few shifts. The leftover at the borders is address space, not memory.
 //!
-//! Groups form *chunks*. A chunk belongs to the account that took its first run until it is free
-//! again: movable and unmovable pages never share a chunk, as the kernel groups pages by mobility.
-//! Each account has a tree of the longest free run (at most 16) of each of its chunks, which finds
-//! the lowest chunk with room in log2(chunks) steps. Free chunks have a tree of their own, and are
-//! taken last.
+//! Groups form *chunks*. A chunk belongs to the account that took its first run until it is free again:
+//! movable and unmovable pages never share a chunk, as the kernel groups pages by mobility. Each account has
+//! a tree of the longest free run (at most 16) of each of its chunks, which finds the lowest chunk with room
+//! in log2(chunks) steps. Free chunks have a tree of their own, and are taken last.
 
 use super::tree::Tree;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -68,7 +66,6 @@ struct Chunk {
     owner: Option<Account>,
     taken_pages: u16,
     hidden: bool,
-    /// None of its pages is resident, and no run of it is taken.
     absent: bool,
 }
 
@@ -81,7 +78,6 @@ struct Live {
 /// The figures of a chunk for choosing chunks to evacuate.
 pub(super) struct Survey {
     pub(super) chunk: u32,
-    /// Pages to move if the chunk is evacuated.
     pub(super) taken_pages: u16,
     /// Pages that can move into the chunk if it stays.
     pub(super) room_pages: u16,
@@ -212,7 +208,6 @@ impl Runs {
         self.absent_chunks.first(1).is_some()
     }
 
-    /// Returns the highest free chunk of which runs can be taken.
     pub(super) fn last_free_chunk(&self) -> Option<usize> {
         self.free_chunks.last(1)
     }
@@ -323,7 +318,6 @@ impl Runs {
         self.refresh(chunk);
     }
 
-    /// Ends the hiding of all chunks; returns whether any was hidden.
     pub(super) fn show_all(&mut self) -> bool {
         let mut any = false;
         for chunk in 0..self.chunks.len() {
@@ -390,7 +384,6 @@ mod tests {
         }
     }
 
-    /// Compares seeded takes and frees of two accounts with a plain array of pages.
     #[test]
     fn agrees_with_a_naive_model() {
         const CHUNK: usize = CHUNK_PAGES as usize;

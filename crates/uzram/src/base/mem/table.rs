@@ -94,7 +94,6 @@ impl<T: Entry> Table<T> {
     }
 
     #[cfg(not(loom))]
-    #[inline]
     pub(crate) fn as_ptr(&self) -> *const T {
         self.mapping.base().cast()
     }
@@ -153,9 +152,12 @@ impl<T: Entry> Table<T> {
     /// Calls `f` with the ranges of entries that are in memory, in order; all other entries have the default
     /// value. For a table in private memory, calls `f` once, with all entries. Fails with `Io` if the system
     /// does not report which pages are in memory.
-    #[cfg(not(loom))]
     pub fn for_each_resident(&self, mut f: impl FnMut(Range<usize>)) -> Result<()> {
-        let Some(region) = self.mapping.region() else {
+        #[cfg(not(loom))]
+        let region = self.mapping.region();
+        #[cfg(loom)]
+        let region = None::<&Region>;
+        let Some(region) = region else {
             f(0..self.len);
             return Ok(());
         };
@@ -179,9 +181,11 @@ impl<T: Entry> Table<T> {
 
     /// Returns an upper bound of the memory that the table takes: pages that were only read count, though
     /// the system maps one shared page of zeros there.
-    #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
-        self.mapping.resident_bytes()
+        #[cfg(not(loom))]
+        return self.mapping.resident_bytes();
+        #[cfg(loom)]
+        return self.max_bytes();
     }
 }
 

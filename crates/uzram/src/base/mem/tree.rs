@@ -5,15 +5,13 @@ use crate::base::error::{Error, ErrorKind, Result};
 /// A tournament tree of small values. Leaves that were never set are 0.
 #[derive(Default)]
 pub(super) struct Tree {
-    /// `nodes[leaves + n]` is leaf `n`; a parent holds the larger of its children; the root is
-    /// at 1.
+    /// `nodes[leaves + n]` is leaf `n`; a parent holds the larger of its children; the root is at 1.
     nodes: Vec<u8>,
     leaves: usize,
 }
 
 impl Tree {
-    /// Makes room for the leaves below `len`. Fails with `NoMemory` when there is none; the tree is unchanged
-    /// then.
+    /// Makes room for the leaves below `len`. Fails with `NoMemory`, and changes nothing, when there is none.
     pub(super) fn grow(&mut self, len: usize) -> Result<()> {
         if len <= self.leaves {
             return Ok(());
@@ -58,7 +56,6 @@ impl Tree {
         Some(node - self.leaves)
     }
 
-    /// Returns the value of a leaf that there is room for.
     #[inline]
     pub(super) fn get(&self, leaf: usize) -> u8 {
         self.nodes[self.leaves + leaf]

@@ -15,27 +15,21 @@ use super::page_table::{FoundPages, Wanted, scan_page_table};
 /// A place for pages to be found.
 pub(super) const NO_PAGES: FoundPages = FoundPages { start: 0, end: 0, categories: 0 };
 
-/// A mapping of a whole file.
 #[derive(Debug)]
 pub(super) struct Whole {
     mapped: Mapped,
     /// `/proc/self/pagemap` of the process that mapped it.
-    page_table: File,
+    pub(super) page_table: File,
     process: u32,
 }
 
 impl Whole {
-    /// Takes a mapping that this process made, and its `/proc/self/pagemap`.
     pub(super) fn new(mapped: Mapped, page_table: File) -> Self {
         Whole { mapped, page_table, process: std::process::id() }
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {
         self.mapped.start()
-    }
-
-    pub(super) fn page_table(&self) -> &File {
-        &self.page_table
     }
 
     /// Finds mapped pages in a range of bytes of the file, which consists of whole pages of the host. Fills
@@ -55,9 +49,7 @@ impl Whole {
         Some(count)
     }
 
-    /// Returns the first range of mapped pages in a range of bytes of the file, which consists of whole pages
-    /// of the host; an empty one at its end if none is. `None` if the system does not tell, or the range is
-    /// empty.
+    /// As [`Whole::find_mapped`], for the first range; returns an empty one at the end if no page is mapped.
     pub(super) fn first_mapped(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let mut found = [NO_PAGES];
         let none = bytes.end..bytes.end;

@@ -104,19 +104,6 @@ classes! {
     ZS_DEFERRED "zs_deferred",
     /// The full and the spare ones of these pages.
     ZS_DEFERRED_FULL "zs_deferred_full",
-    /// Locks of the programs over the engine. The order does not cover them: a thread may hold and wait for
-    /// any.
+    /// Locks of programs over the engine. The order does not cover them: a thread may hold and wait for any.
     PROGRAM "program" several,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::classes;
-
-    #[test]
-    fn the_list_is_in_lock_order() {
-        for (rank, class) in classes::ALL.iter().enumerate() {
-            assert_eq!(class.rank, rank, "{}", class.name);
-        }
-    }
 }

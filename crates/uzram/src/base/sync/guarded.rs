@@ -1,9 +1,6 @@
 //! Data whose lock lies elsewhere.
 
-#[cfg(loom)]
-use loom::cell::UnsafeCell;
-#[cfg(not(loom))]
-use std::cell::UnsafeCell;
+use super::imp::cell::UnsafeCell;
 
 /// A `T` whose lock does not contain it: a size class's lock protects the zspages of the class, a
 /// slot's bit lock the slot. loom checks every access.

@@ -3,15 +3,16 @@
 use super::class::LockClass;
 #[cfg(all(debug_assertions, not(loom)))]
 use super::class::classes;
+use super::stats::{LastCpu, LockMode};
 #[cfg(feature = "lock-stats")]
-use super::stats;
-use super::stats::{LastCpu, LockMode, Recorded};
+use super::stats::{Recorded, wait_for};
 
 /// Exists while a lock of its class is held: checks the lock order (debug builds) and records the hold
 /// (feature `lock-stats`); otherwise empty.
 pub(super) struct Hold {
     #[cfg(any(debug_assertions, feature = "lock-stats"))]
     class: &'static LockClass,
+    #[cfg(feature = "lock-stats")]
     recorded: Recorded,
 }
 
@@ -19,12 +20,6 @@ pub(super) struct Hold {
 const _: () = assert!(size_of::<Hold>() == 0);
 
 impl Hold {
-    /// Panics in debug builds if the thread may not wait for a lock of `class` now.
-    #[inline]
-    pub(super) fn check_order(class: &'static LockClass) {
-        order::check(class);
-    }
-
     /// Takes the lock: by `try_take` if that succeeds at once, else by `wait`. The class must come
     /// after all classes that the thread holds already.
     pub(super) fn take<G>(
@@ -36,7 +31,7 @@ impl Hold {
     ) -> (G, Hold) {
         order::check(class);
         #[cfg(feature = "lock-stats")]
-        let guard = try_take().unwrap_or_else(|| stats::wait_for(class, last, mode, wait));
+        let guard = try_take().unwrap_or_else(|| wait_for(class, last, mode, wait));
         #[cfg(not(feature = "lock-stats"))]
         let guard = {
             let _ = try_take;
@@ -48,11 +43,11 @@ impl Hold {
     /// For a lock that was taken without waiting: the lock order does not apply.
     pub(super) fn new(class: &'static LockClass, last: &LastCpu, mode: LockMode) -> Self {
         order::push(class);
-        #[cfg(not(any(debug_assertions, feature = "lock-stats")))]
-        let _ = class;
+        let _ = (last, mode);
         Hold {
             #[cfg(any(debug_assertions, feature = "lock-stats"))]
             class,
+            #[cfg(feature = "lock-stats")]
             recorded: Recorded::start(last, mode),
         }
     }
@@ -67,7 +62,9 @@ impl Hold {
     /// For a lock that its holder has taken again after [`Hold::pause`].
     #[inline]
     pub(super) fn resume(&mut self, last: &LastCpu) {
+        #[cfg(feature = "lock-stats")]
         self.recorded.restart(last);
+        let _ = last;
     }
 }
 
@@ -75,13 +72,14 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         order::pop(self.class);
+        #[cfg(feature = "lock-stats")]
         self.recorded.end(self.class);
     }
 }
 
 // loom runs its threads as coroutines of one thread, so a thread-local list would mix them up.
 #[cfg(all(debug_assertions, not(loom)))]
-mod order {
+pub(super) mod order {
     use super::{LockClass, classes};
     use std::cell::Cell;
 
@@ -104,7 +102,8 @@ mod order {
         change(class, -1);
     }
 
-    pub(super) fn check(class: &LockClass) {
+    /// Panics if the thread may not wait for a lock of `class` now.
+    pub(in crate::base::sync) fn check(class: &LockClass) {
         HELD.with(|held| {
             let first = class.rank + usize::from(class.several);
             if let Some(rank) = held[first..].iter().position(|count| count.get() > 0) {
@@ -116,9 +115,9 @@ mod order {
 }
 
 #[cfg(not(all(debug_assertions, not(loom))))]
-mod order {
+pub(super) mod order {
     use super::LockClass;
-    pub(super) fn check(_: &LockClass) {}
+    pub(in crate::base::sync) fn check(_: &LockClass) {}
     pub(super) fn push(_: &LockClass) {}
     #[cfg(any(debug_assertions, feature = "lock-stats"))]
     pub(super) fn pop(_: &LockClass) {}

@@ -27,20 +27,15 @@ pub use stats::{
 pub use timed::Timed;
 pub use wide_lock::{WaitTable, WideGuard, WideLock, stores_16_bytes};
 
+#[cfg(loom)]
+use loom as imp;
 #[cfg(not(loom))]
-use std::hint::spin_loop;
-#[cfg(not(loom))]
-pub use std::sync::Condvar;
-#[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-pub use std::sync::{Arc, Weak};
+use std as imp;
 
-#[cfg(loom)]
-use loom::hint::spin_loop;
-#[cfg(loom)]
-pub use loom::sync::Condvar;
-#[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use imp::hint::spin_loop;
+pub use imp::sync::Condvar;
+pub use imp::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::{Arc, Weak};
 
 /// How long a thread sleeps before it checks its wait condition again.
 #[cfg(tsan)]

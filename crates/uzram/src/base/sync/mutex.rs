@@ -4,13 +4,9 @@ use std::ops::{Deref, DerefMut};
 
 use super::Counter;
 use super::class::LockClass;
-use super::hold::Hold;
+use super::hold::{Hold, order};
+use super::imp::sync as imp;
 use super::stats::{LastCpu, LockMode};
-
-#[cfg(loom)]
-use loom::sync as imp;
-#[cfg(not(loom))]
-use std::sync as imp;
 
 /// A lock around a `T`. A panic of its holder does not poison it: only broken invariants panic in a
 /// critical section, and each such point leaves the data valid.
@@ -62,7 +58,7 @@ impl<T> Mutex<T> {
     /// As [`Mutex::lock`], but calls `contended` if the lock is not free at once.
     #[inline]
     pub fn lock_noticing(&self, contended: impl FnOnce()) -> MutexGuard<'_, T> {
-        Hold::check_order(self.class);
+        order::check(self.class);
         self.try_lock().unwrap_or_else(|| {
             contended();
             self.lock()
@@ -116,11 +112,8 @@ impl<'a, T> MutexGuard<'a, T> {
         hold.resume(&lock.last);
         MutexGuard { guard, lock, hold }
     }
-}
 
-impl<T> MutexGuard<'_, T> {
     /// Waits on `condvar` while `is_so` holds, for `at_most` that long.
-    #[cfg(not(loom))]
     pub fn wait_while_for(
         mut self,
         condvar: &super::Condvar,
@@ -136,7 +129,6 @@ impl<T> MutexGuard<'_, T> {
     }
 
     /// Returns whether other threads wait for the lock: a hint. Always false in models.
-    #[inline]
     pub fn is_contended(&self) -> bool {
         self.lock.waiters.get() > 0
     }
@@ -152,14 +144,12 @@ impl<T: Default> Default for Mutex<T> {
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
-    #[inline]
     fn deref(&self) -> &T {
         &self.guard
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
-    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.guard
     }

@@ -5,12 +5,8 @@ use std::sync::{TryLockError, TryLockResult};
 use super::Counter;
 use super::class::LockClass;
 use super::hold::Hold;
+use super::imp::sync as imp;
 use super::stats::{LastCpu, LockMode};
-
-#[cfg(loom)]
-use loom::sync as imp;
-#[cfg(not(loom))]
-use std::sync as imp;
 
 /// A lock that any number of readers or one writer holds. It does not contain the data it protects.
 pub struct RwLock {

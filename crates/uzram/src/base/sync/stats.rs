@@ -9,11 +9,13 @@
 //! reading the clock once. Only a hold that ends as its thread waits for a condition is counted just before;
 //! taking the lock again after that is an acquisition, and no wait.
 
-pub(super) use recording::{LastCpu, LastCpus, Recorded};
+pub(super) use recording::{LastCpu, LastCpus};
 #[cfg(feature = "lock-stats")]
 pub use recording::{
     LockRecording, LockStat, LockTimes, lock_stats, record_locks_on_demand, reset_lock_stats,
 };
+#[cfg(feature = "lock-stats")]
+pub(super) use recording::{Recorded, wait_for};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,17 +29,9 @@ pub enum LockMode {
 
 #[cfg(not(feature = "lock-stats"))]
 mod recording {
-    use super::LockMode;
-    use crate::base::sync::LockClass;
-
     pub(in crate::base::sync) struct LastCpu;
 
     pub(in crate::base::sync) struct LastCpus;
-
-    pub(in crate::base::sync) struct Recorded;
-
-    const _: () =
-        assert!(size_of::<LastCpu>() == 0 && size_of::<LastCpus>() == 0 && size_of::<Recorded>() == 0);
 
     impl LastCpu {
         pub(in crate::base::sync) const fn new() -> Self {
@@ -54,21 +48,6 @@ mod recording {
         pub(in crate::base::sync) fn of(&self, _key: usize) -> &LastCpu {
             &LastCpu
         }
-    }
-
-    impl Recorded {
-        #[inline]
-        pub(in crate::base::sync) fn start(_: &LastCpu, _: LockMode) -> Self {
-            Recorded
-        }
-
-        #[inline]
-        pub(in crate::base::sync) fn restart(&mut self, _: &LastCpu) {}
-
-        // Release builds have no drop of a hold that calls it.
-        #[cfg_attr(not(debug_assertions), allow(dead_code))]
-        #[inline]
-        pub(in crate::base::sync) fn end(&mut self, _: &'static LockClass) {}
     }
 }
 
@@ -103,13 +82,11 @@ mod recording {
     const WAITS: usize = 0;
     const HOLDS: usize = 1;
 
-    /// Returns this CPU's counters for a class.
     #[inline]
     fn local(class: &LockClass, mode: LockMode) -> &'static Counters {
         &COUNTERS[class.rank][cpu::current() % SHARES][mode as usize]
     }
 
-    /// Counters by the constants below.
     struct Times([Counter; 5]);
 
     const COUNT: usize = 0;
@@ -196,19 +173,16 @@ mod recording {
     }
 
     impl Recorded {
-        /// For a lock that was just taken.
         #[inline]
         pub(in crate::base::sync) fn start(last: &LastCpu, mode: LockMode) -> Self {
             let bounced = last.replace();
             Recorded { mode, bounced, since: is_recording().then(Instant::now) }
         }
 
-        /// For a lock that was released, and taken again.
         pub(in crate::base::sync) fn restart(&mut self, last: &LastCpu) {
             *self = Recorded::start(last, self.mode);
         }
 
-        /// For a lock that was just released, or is about to be.
         #[inline]
         pub(in crate::base::sync) fn end(&mut self, class: &'static LockClass) {
             let Some(since) = self.since.take() else { return };
@@ -327,6 +301,3 @@ mod recording {
         }
     }
 }
-
-#[cfg(feature = "lock-stats")]
-pub(super) use recording::wait_for;

@@ -13,13 +13,11 @@ pub struct Timed<'a, G> {
 
 impl<'a, G> Timed<'a, G> {
     /// Wraps the guard of a lock that was just taken. The time until the drop is added to `hold_ns`.
-    #[inline]
     pub fn new(guard: G, hold_ns: Option<&'a Counter>) -> Self {
         Timed { guard, since: hold_ns.map(|hold_ns| (Instant::now(), hold_ns)) }
     }
 
     /// Returns the guard.
-    #[inline]
     pub fn guard_mut(&mut self) -> &mut G {
         &mut self.guard
     }
@@ -28,14 +26,12 @@ impl<'a, G> Timed<'a, G> {
 impl<G: Deref> Deref for Timed<'_, G> {
     type Target = G::Target;
 
-    #[inline]
     fn deref(&self) -> &G::Target {
         &self.guard
     }
 }
 
 impl<G: DerefMut> DerefMut for Timed<'_, G> {
-    #[inline]
     fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.guard
     }

@@ -28,8 +28,7 @@ const WAITERS: u32 = 1 << 30;
 /// does not compress under the lock.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
-/// Two lock bits, 30 bits of the holder, a stamp and a word of data in 16 bytes, which are published
-/// together.
+/// Two lock bits, 30 bits of the holder, a stamp and a word of data.
 #[derive(Default)]
 #[cfg_attr(not(loom), repr(C, align(16)))]
 pub struct WideLock {
@@ -66,8 +65,7 @@ struct Bucket {
 }
 
 impl WaitTable {
-    /// Makes a table of `buckets` buckets. Words of different buckets never wake each other's
-    /// waiters.
+    /// Makes a table of `buckets` buckets. Words of different buckets never wake each other's waiters.
     pub fn new(buckets: usize) -> Self {
         let bucket = |_| Bucket { lock: Mutex::new(&classes::WAIT_TABLE, 0), freed: Condvar::new() };
         WaitTable { buckets: (0..buckets.max(1)).map(bucket).collect(), last_cpus: LastCpus::new() }
@@ -192,7 +190,6 @@ impl WideLock {
 
     /// Sets the holder's bits and frees the lock, even if it is taken: its holder was a thread of a process
     /// that has ended.
-    #[cfg(not(loom))]
     pub fn reset(&self, bits: u32) {
         debug_assert_eq!(bits & !Self::BITS_MASK, 0, "the top two bits are the lock's");
         // Do not write to the page unless the word changes.
@@ -350,8 +347,7 @@ mod tests {
         assert_eq!((word.peek_data(), word.peek_bits()), (7, 4));
     }
 
-    /// Checks that data and bits agree for every holder, also while other threads sleep until the lock is
-    /// free, whether it is released with data or without.
+    /// Also while threads sleep until the lock is free, and whether it is released with data or without.
     #[test]
     fn many_threads_see_data_and_bits_that_agree() {
         let (word, table) = (WideLock::default(), WaitTable::new(1));
@@ -389,8 +385,7 @@ mod loom_tests {
     use crate::base::sync::models::together;
     use crate::base::sync::{Arc, Guarded};
 
-    /// Checks that `threads` threads that each take the lock once exclude each other, that each gets
-    /// the lock, and that each sees what the one before published.
+    /// Each of `threads` threads takes the lock once, alone, and sees what the one before published.
     fn exclusion(threads: u32) {
         loom::model(move || {
             let shared = Arc::new((WideLock::default(), WaitTable::new(1), Guarded::new(0u32)));

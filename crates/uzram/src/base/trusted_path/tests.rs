@@ -12,7 +12,6 @@ fn resolved(path: &Path) -> Result<(u64, u64), Refused> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// The same by the kernel's walk.
 fn by_kernel(path: &Path) -> Result<(u64, u64), Refused> {
     let stat = rustix::fs::stat(path)?;
     Ok((stat.st_dev, stat.st_ino))
@@ -38,7 +37,6 @@ fn random_path(random: &mut Random) -> OsString {
     OsString::from_vec(if path.is_empty() { b".".to_vec() } else { path })
 }
 
-/// Random directories, files and links in our own directories: every path resolves as by the kernel.
 #[test]
 fn a_tree_of_our_own_is_walked_as_the_kernel_walks_it() {
     for seed in 1..=30 {

@@ -12,7 +12,6 @@ fn page_of_stretches(pool: &[u8], random: &mut Random) -> Page {
     page.try_into().unwrap()
 }
 
-/// A dictionary provides matches that a page alone lacks, and one decoder reads every level used with it.
 #[test]
 fn dictionaries_help_and_are_independent_of_the_level() {
     let random = &mut Random::new(SEED);
@@ -40,8 +39,6 @@ fn dictionaries_help_and_are_independent_of_the_level() {
     }
 }
 
-/// Compressed pages do not name their dictionary: decoding with another one gives an error or another page,
-/// which the store's checksum detects.
 #[test]
 fn a_wrong_dictionary_is_an_error_or_another_page() {
     let mut altered = trained().to_vec();
@@ -61,7 +58,6 @@ fn a_wrong_dictionary_is_an_error_or_another_page() {
     }
 }
 
-/// All coders of an algorithm use one dictionary at once, and it lives as long as any of them.
 #[test]
 fn coders_share_a_dictionary_and_keep_it() {
     for name in ["lz4", "lz4hc", "zstd:3"] {

@@ -61,8 +61,6 @@ fn pages_that_look_random_are_refused_and_others_are_not() {
     coder.assert_round_trip("even", &even);
 }
 
-/// Where a page begins like the dictionary, lz4's block may begin with a repeat, whose token must not be
-/// w64's first byte.
 #[test]
 fn repeats_of_the_dictionary_at_the_start_are_not_taken_for_w64() {
     let dictionary = Random::new(SEED).bytes(4000);

@@ -99,8 +99,7 @@ fn edges() -> Vec<(String, Page)> {
             move |i: usize| if i.is_multiple_of(5) { unique(i) } else { 0x7f00_0000_1000 + (i as u64 % 7) };
         pages.push((format!("masks from {base}"), page_of(|i| if is_set(i) { word(i) } else { 0 })));
     }
-    // Repeats of words, their upper 48 bits, halves, and upper halves, at distances up to and beyond the
-    // longest.
+    // Repeats of words, their upper 48 bits, halves, upper halves, up to and beyond the longest distance.
     for distance in [1, 2, 7, 8, 9, 254, 255, 256, 257, 300] {
         let repeats = |change: fn(u64) -> u64| {
             page_of(|i| if i < distance { unique(i) } else { change(unique(i % distance)) })
@@ -130,8 +129,7 @@ fn edges() -> Vec<(String, Page)> {
     pages
 }
 
-/// Returns a page of words that are zero, new, small, or like an earlier one, each as often as this page's
-/// dice say.
+/// Returns a page of words that are zero, new, small, or like an earlier one, in random proportions.
 fn mixed_page(random: &mut Random) -> Page {
     let weights: [usize; 6] = std::array::from_fn(|_| random.below(8));
     let mut words: Vec<u64> = Vec::new();
@@ -170,7 +168,6 @@ fn pages_come_back_from_every_kernel() {
     }
 }
 
-/// What each class costs, by the format's table.
 #[test]
 fn classes_have_their_lengths() {
     let mut kernels = Kernels::new();

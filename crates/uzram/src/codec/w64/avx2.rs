@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{HASH_SHIFT, Lanes, MULTIPLIERS, Mask};
+use super::lanes::{HASH_SHIFT, Lanes, MULTIPLIERS, Mask, lanes};
 
 /// Proves that the CPU has AVX2, BMI1, BMI2 and POPCNT.
 #[derive(Clone, Copy)]
@@ -133,7 +133,6 @@ fn hash_four(words: __m256i) -> __m256i {
     _mm256_srli_epi32::<{ HASH_SHIFT as i32 }>(both)
 }
 
-/// Packs the shorts of two times four lanes.
 #[target_feature(enable = "bmi2,popcnt")]
 #[inline]
 fn pack_shorts(shorts: [i64; 2], mask: Mask, to: &mut [u16; 8]) {
@@ -147,7 +146,6 @@ fn pack_shorts(shorts: [i64; 2], mask: Mask, to: &mut [u16; 8]) {
     }
 }
 
-/// Spreads shorts to two times four lanes.
 #[target_feature(enable = "bmi2,popcnt")]
 #[inline]
 fn spread_shorts(from: &[u8; 16], mask: Mask) -> [i64; 2] {
@@ -159,7 +157,6 @@ fn spread_shorts(from: &[u8; 16], mask: Mask) -> [i64; 2] {
     [_pdep_u64(low, short_mask(mask & 15)), _pdep_u64(high, short_mask(mask >> 4))].map(u64::cast_signed)
 }
 
-/// Runs a body of instructions that a value of [`Avx2`] proves to be there.
 macro_rules! with {
     ($($body:tt)*) => {
         // SAFETY: `self` proves that the CPU has these instructions.
@@ -167,76 +164,61 @@ macro_rules! with {
     };
 }
 
-impl Lanes for Avx2 {
+lanes! { impl Lanes for Avx2 {
     type Words = [__m256i; 2];
     type Halves = __m256i;
     type Shorts = __m128i;
 
-    #[inline(always)]
     fn words(self, from: &[u64; 8]) -> Self::Words {
         let [low, high] = halved(from);
         with! { [load(low), load(high)] }
     }
-    #[inline(always)]
     fn store_words(self, words: Self::Words, to: &mut [u64; 8]) {
         let ([low, high], _) = to.as_chunks_mut() else { unreachable!() };
         with! { store_four(words[0], low); store_four(words[1], high) }
     }
-    #[inline(always)]
     fn halves(self, from: &[u32; 8]) -> __m256i {
         with! { load_halves(from) }
     }
-    #[inline(always)]
     fn store_halves(self, halves: __m256i, to: &mut [u32; 8]) {
         with! { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
     }
-    #[inline(always)]
     fn store_shorts(self, shorts: __m128i, to: &mut [u16; 8]) {
         with! { _mm_storeu_si128(to.as_mut_ptr().cast(), shorts) }
     }
 
-    #[inline(always)]
     fn nonzero_words(self, words: Self::Words) -> Mask {
         with! { zero_words(words) ^ 255 }
     }
-    #[inline(always)]
     fn nonzero_halves(self, halves: __m256i) -> Mask {
         with! { zero_halves(halves) ^ 255 }
     }
-    #[inline(always)]
     fn short_words(self, words: Self::Words) -> Mask {
         with! { zero_words([_mm256_srli_epi64::<16>(words[0]), _mm256_srli_epi64::<16>(words[1])]) }
     }
-    #[inline(always)]
     fn short_halves(self, halves: __m256i) -> Mask {
         with! { zero_halves(_mm256_srli_epi32::<16>(halves)) }
     }
-    #[inline(always)]
     fn xor_words(self, a: Self::Words, b: Self::Words) -> Self::Words {
         with! { [_mm256_xor_si256(a[0], b[0]), _mm256_xor_si256(a[1], b[1])] }
     }
-    #[inline(always)]
     fn xor_halves(self, a: __m256i, b: __m256i) -> __m256i {
         with! { _mm256_xor_si256(a, b) }
     }
-    #[inline(always)]
     fn choose_words(self, mask: Mask, a: Self::Words, b: Self::Words) -> Self::Words {
         let keep = [&KEEP[(mask & 15) as usize], &KEEP[(mask >> 4 & 15) as usize]];
         with! { [_mm256_blendv_epi8(a[0], b[0], load(keep[0])), _mm256_blendv_epi8(a[1], b[1], load(keep[1]))] }
     }
-    #[inline(always)]
     fn choose_halves(self, mask: Mask, a: __m256i, b: __m256i) -> __m256i {
         with! { _mm256_blendv_epi8(a, b, half_mask(mask)) }
     }
 
-    #[inline(always)]
     fn hash_words(self, words: Self::Words, to: &mut [u32; 16]) {
         with! {
             _mm256_storeu_si256(to.as_mut_ptr().cast(), hash_four(words[0]));
             _mm256_storeu_si256(to.as_mut_ptr().add(8).cast(), hash_four(words[1]));
         }
     }
-    #[inline(always)]
     fn hash_halves(self, halves: __m256i, whole: &mut [u32; 8], upper: &mut [u32; 8]) {
         with! {
             let multiplier = _mm256_set1_epi32(MULTIPLIERS[0].cast_signed());
@@ -245,7 +227,6 @@ impl Lanes for Avx2 {
             self.store_halves(hash(_mm256_srli_epi32::<16>(halves)), upper);
         }
     }
-    #[inline(always)]
     fn distances(self, first: usize, positions: &[u16; 8]) -> (u64, Mask) {
         with! {
             let lanes = _mm_setr_epi16(-1, 0, 1, 2, 3, 4, 5, 6);
@@ -258,7 +239,6 @@ impl Lanes for Avx2 {
         }
     }
 
-    #[inline(always)]
     fn pack_words(self, words: Self::Words, mask: Mask, to: &mut [u64; 8]) {
         let (low, high) = ((mask & 15) as usize, (mask >> 4 & 15) as usize);
         let at = (mask & 15).count_ones() as usize;
@@ -272,7 +252,6 @@ impl Lanes for Avx2 {
             _mm256_storeu_si256(to.as_mut_ptr().add(at).cast(), words[1]);
         }
     }
-    #[inline(always)]
     fn pack_halves(self, halves: __m256i, mask: Mask, to: &mut [u32; 8]) {
         with! {
             let order = _pext_u64(LANES, byte_mask(mask)).cast_signed();
@@ -280,7 +259,6 @@ impl Lanes for Avx2 {
             self.store_halves(_mm256_permutevar8x32_epi32(halves, order), to);
         }
     }
-    #[inline(always)]
     fn pack_shorts_of_words(self, words: Self::Words, mask: Mask, to: &mut [u16; 8]) {
         with! {
             // The low shorts of the two words of each 128-bit lane, in its first four bytes.
@@ -295,7 +273,6 @@ impl Lanes for Avx2 {
             pack_shorts([_mm_cvtsi128_si64(shorts), _mm_extract_epi64::<1>(shorts)], mask, to);
         }
     }
-    #[inline(always)]
     fn pack_shorts_of_halves(self, halves: __m256i, mask: Mask, to: &mut [u16; 8]) {
         with! {
             let lows = _mm256_and_si256(halves, _mm256_set1_epi32(0xffff));
@@ -304,27 +281,22 @@ impl Lanes for Avx2 {
             pack_shorts([_mm_cvtsi128_si64(low), _mm_cvtsi128_si64(high)], mask, to);
         }
     }
-    #[inline(always)]
     fn pack_bytes(self, bytes: u64, mask: Mask) -> u64 {
         with! { _pext_u64(bytes, byte_mask(mask)) }
     }
-    #[inline(always)]
     fn equal_bytes(self, a: u64, b: u64) -> Mask {
         with! {
             let (a, b) = (_mm_cvtsi64_si128(a.cast_signed()), _mm_cvtsi64_si128(b.cast_signed()));
             _mm_movemask_epi8(_mm_cmpeq_epi8(a, b)).cast_unsigned() & 255
         }
     }
-    #[inline(always)]
     fn choose_bytes(self, mask: Mask, a: u64, b: u64) -> u64 {
         with! { a ^ (a ^ b) & byte_mask(mask) }
     }
-    #[inline(always)]
     fn spread_bits(self, bits: Mask, mask: Mask) -> Mask {
         with! { _pdep_u32(bits, mask) }
     }
 
-    #[inline(always)]
     fn spread_words(self, from: &[u64; 8], mask: Mask) -> Self::Words {
         let (low, high) = ((mask & 15) as usize, (mask >> 4 & 15) as usize);
         let at = (mask & 15).count_ones() as usize;
@@ -340,7 +312,6 @@ impl Lanes for Avx2 {
             ]
         }
     }
-    #[inline(always)]
     fn spread_halves(self, from: &[u32; 8], mask: Mask) -> __m256i {
         with! {
             let order = _pdep_u64(LANES, byte_mask(mask)).cast_signed();
@@ -348,24 +319,20 @@ impl Lanes for Avx2 {
             _mm256_and_si256(_mm256_permutevar8x32_epi32(load_halves(from), order), half_mask(mask))
         }
     }
-    #[inline(always)]
     fn spread_bytes(self, from: &[u8; 8], mask: Mask) -> u64 {
         with! { _pdep_u64(u64::from_le_bytes(*from), byte_mask(mask)) }
     }
-    #[inline(always)]
     fn spread_shorts_to_words(self, from: &[u8; 16], mask: Mask) -> Self::Words {
         with! {
             spread_shorts(from, mask).map(|four| _mm256_cvtepu16_epi64(_mm_cvtsi64_si128(four)))
         }
     }
-    #[inline(always)]
     fn spread_shorts_to_halves(self, from: &[u8; 16], mask: Mask) -> __m256i {
         with! {
             let [low, high] = spread_shorts(from, mask);
             _mm256_cvtepu16_epi32(_mm_set_epi64x(high, low))
         }
     }
-    #[inline(always)]
     fn last_bytes(self, from: &[u8; 16], mask: Mask) -> u64 {
         with! {
             // The product sums up the bits to and including each lane.
@@ -373,7 +340,6 @@ impl Lanes for Avx2 {
             _mm_cvtsi128_si64(_mm_shuffle_epi8(load_16(from), order)).cast_unsigned()
         }
     }
-    #[inline(always)]
     fn slots(self, first: usize, distances: u64, mask: Mask) -> __m128i {
         with! {
             let lanes = _mm_add_epi16(_mm_set1_epi16(first as i16), _mm_setr_epi16(-1, 0, 1, 2, 3, 4, 5, 6));
@@ -383,7 +349,7 @@ impl Lanes for Avx2 {
             _mm_and_si128(_mm_subs_epu16(lanes, distances), keep)
         }
     }
-}
+} }
 
 #[inline(always)]
 fn halved<T>(all: &[T; 8]) -> [&[T; 4]; 2] {

@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::avx2::Avx2;
-use super::lanes::{Lanes, Mask};
+use super::lanes::{Lanes, Mask, lanes};
 
 /// Proves that the CPU has AVX-512 F, BW, VL and VBMI2, and what [`Avx2`] needs.
 #[derive(Clone, Copy)]
@@ -19,7 +19,6 @@ impl Avx512 {
     }
 }
 
-/// Runs a body of instructions that a value of [`Avx512`] proves to be there.
 macro_rules! with {
     ($($body:tt)*) => {
         // SAFETY: `self` proves that the CPU has these instructions; they read and write the arrays that they
@@ -52,76 +51,60 @@ in_register! {
     shorts_in_register: __m128i, xmm_reg;
 }
 
-impl Lanes for Avx512 {
+lanes! { impl Lanes for Avx512 {
     type Words = __m512i;
     type Halves = __m256i;
     type Shorts = __m128i;
 
-    #[inline(always)]
     fn words(self, from: &[u64; 8]) -> __m512i {
         with! { _mm512_loadu_si512(from.as_ptr().cast()) }
     }
-    #[inline(always)]
     fn store_words(self, words: __m512i, to: &mut [u64; 8]) {
         with! { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) }
     }
-    #[inline(always)]
     fn halves(self, from: &[u32; 8]) -> __m256i {
         self.0.halves(from)
     }
-    #[inline(always)]
     fn store_halves(self, halves: __m256i, to: &mut [u32; 8]) {
         self.0.store_halves(halves, to);
     }
-    #[inline(always)]
     fn store_shorts(self, shorts: __m128i, to: &mut [u16; 8]) {
         self.0.store_shorts(shorts, to);
     }
 
-    #[inline(always)]
     fn nonzero_words(self, words: __m512i) -> Mask {
         with! { _mm512_test_epi64_mask(words, words).into() }
     }
-    #[inline(always)]
     fn nonzero_halves(self, halves: __m256i) -> Mask {
         with! { _mm256_test_epi32_mask(halves, halves).into() }
     }
-    #[inline(always)]
     fn short_words(self, words: __m512i) -> Mask {
         with! { _mm512_testn_epi64_mask(words, _mm512_set1_epi64(!0xffff)).into() }
     }
-    #[inline(always)]
     fn short_halves(self, halves: __m256i) -> Mask {
         with! { _mm256_testn_epi32_mask(halves, _mm256_set1_epi32(!0xffff)).into() }
     }
-    #[inline(always)]
     fn xor_words(self, a: __m512i, b: __m512i) -> __m512i {
         with! { _mm512_xor_si512(a, b) }
     }
-    #[inline(always)]
     fn xor_halves(self, a: __m256i, b: __m256i) -> __m256i {
         self.0.xor_halves(a, b)
     }
-    #[inline(always)]
     fn choose_words(self, mask: Mask, a: __m512i, b: __m512i) -> __m512i {
         with! { _mm512_mask_blend_epi64(mask as u8, a, b) }
     }
-    #[inline(always)]
     fn choose_halves(self, mask: Mask, a: __m256i, b: __m256i) -> __m256i {
         with! { _mm256_mask_blend_epi32(mask as u8, a, b) }
     }
 
-    #[inline(always)]
     fn hash_words(self, words: __m512i, to: &mut [u32; 16]) {
         with! {
             self.0.hash_words([_mm512_castsi512_si256(words), _mm512_extracti64x4_epi64::<1>(words)], to);
         }
     }
-    #[inline(always)]
     fn hash_halves(self, halves: __m256i, whole: &mut [u32; 8], upper: &mut [u32; 8]) {
         self.0.hash_halves(halves, whole, upper);
     }
-    #[inline(always)]
     fn distances(self, first: usize, positions: &[u16; 8]) -> (u64, Mask) {
         with! {
             let lanes = _mm_setr_epi16(-1, 0, 1, 2, 3, 4, 5, 6);
@@ -132,70 +115,55 @@ impl Lanes for Avx512 {
         }
     }
 
-    #[inline(always)]
     fn pack_words(self, words: __m512i, mask: Mask, to: &mut [u64; 8]) {
         with! { self.store_words(_mm512_maskz_compress_epi64(mask as u8, words), to) }
     }
-    #[inline(always)]
     fn pack_halves(self, halves: __m256i, mask: Mask, to: &mut [u32; 8]) {
         with! { self.store_halves(_mm256_maskz_compress_epi32(mask as u8, halves), to) }
     }
-    #[inline(always)]
     fn pack_shorts_of_words(self, words: __m512i, mask: Mask, to: &mut [u16; 8]) {
         with! { self.store_shorts(_mm_maskz_compress_epi16(mask as u8, _mm512_cvtepi64_epi16(words)), to) }
     }
-    #[inline(always)]
     fn pack_shorts_of_halves(self, halves: __m256i, mask: Mask, to: &mut [u16; 8]) {
         with! { self.store_shorts(_mm_maskz_compress_epi16(mask as u8, _mm256_cvtepi32_epi16(halves)), to) }
     }
-    #[inline(always)]
     fn pack_bytes(self, bytes: u64, mask: Mask) -> u64 {
         self.0.pack_bytes(bytes, mask)
     }
-    #[inline(always)]
     fn equal_bytes(self, a: u64, b: u64) -> Mask {
         self.0.equal_bytes(a, b)
     }
-    #[inline(always)]
     fn choose_bytes(self, mask: Mask, a: u64, b: u64) -> u64 {
         self.0.choose_bytes(mask, a, b)
     }
-    #[inline(always)]
     fn spread_bits(self, bits: Mask, mask: Mask) -> Mask {
         self.0.spread_bits(bits, mask)
     }
 
-    #[inline(always)]
     fn spread_words(self, from: &[u64; 8], mask: Mask) -> __m512i {
         with! { _mm512_maskz_expand_epi64(mask as u8, words_in_register(self.words(from))) }
     }
-    #[inline(always)]
     fn spread_halves(self, from: &[u32; 8], mask: Mask) -> __m256i {
         with! { _mm256_maskz_expand_epi32(mask as u8, halves_in_register(self.halves(from))) }
     }
-    #[inline(always)]
     fn spread_bytes(self, from: &[u8; 8], mask: Mask) -> u64 {
         self.0.spread_bytes(from, mask)
     }
-    #[inline(always)]
     fn spread_shorts_to_words(self, from: &[u8; 16], mask: Mask) -> __m512i {
         with! {
             let shorts = shorts_in_register(_mm_loadu_si128(from.as_ptr().cast()));
             _mm512_cvtepu16_epi64(_mm_maskz_expand_epi16(mask as u8, shorts))
         }
     }
-    #[inline(always)]
     fn spread_shorts_to_halves(self, from: &[u8; 16], mask: Mask) -> __m256i {
         with! {
             let shorts = shorts_in_register(_mm_loadu_si128(from.as_ptr().cast()));
             _mm256_cvtepu16_epi32(_mm_maskz_expand_epi16(mask as u8, shorts))
         }
     }
-    #[inline(always)]
     fn last_bytes(self, from: &[u8; 16], mask: Mask) -> u64 {
         self.0.last_bytes(from, mask)
     }
-    #[inline(always)]
     fn slots(self, first: usize, distances: u64, mask: Mask) -> __m128i {
         with! {
             let lanes = _mm_add_epi16(_mm_set1_epi16(first as i16), _mm_setr_epi16(-1, 0, 1, 2, 3, 4, 5, 6));
@@ -203,4 +171,4 @@ impl Lanes for Avx512 {
             _mm_maskz_subs_epu16(mask as u8, lanes, distances)
         }
     }
-}
+} }

@@ -59,8 +59,7 @@ fn count(first: &[u8], second: &[u8]) -> Counts {
     counts
 }
 
-/// Finds the planes and streams. Returns both levels and where the literals begin, or `None` if the lengths
-/// are wrong.
+/// Finds the planes and streams: both levels, and where the literals begin; `None` if lengths are wrong.
 #[inline(always)]
 fn parse(bytes: &[u8]) -> Option<(Level<'_>, Level<'_>, usize)> {
     let (rest, nonzero_words) = split_plane(bytes, 8 * WORD_GROUPS)?;

@@ -78,11 +78,30 @@ pub(super) trait Lanes: Copy {
     fn slots(self, first: usize, distances: u64, mask: Mask) -> Self::Shorts;
 }
 
+/// Implements [`Lanes`] by functions that are always inlined, so that vectors stay in registers.
+macro_rules! lanes {
+    (
+        impl Lanes for $of:ty {
+            $(type $kind:ident = $type:ty;)*
+            $(fn $name:ident $args:tt $(-> $result:ty)? $body:block)*
+        }
+    ) => {
+        impl Lanes for $of {
+            $(type $kind = $type;)*
+            $(
+                #[inline(always)]
+                fn $name $args $(-> $result)? $body
+            )*
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use lanes;
+
 /// For every CPU.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
-/// Returns the mask of the lanes where `is` holds.
 #[inline(always)]
 fn mask(is: impl Fn(usize) -> bool) -> Mask {
     (0..8).fold(0, |mask, lane| mask | Mask::from(is(lane)) << lane)
@@ -119,66 +138,52 @@ fn short(from: &[u8; 16], at: usize) -> u16 {
     u16::from_le_bytes([from[(2 * at) & 15], from[(2 * at + 1) & 15]])
 }
 
-impl Lanes for Portable {
+lanes! { impl Lanes for Portable {
     type Words = [u64; 8];
     type Halves = [u32; 8];
     type Shorts = [u16; 8];
 
-    #[inline(always)]
     fn words(self, from: &[u64; 8]) -> [u64; 8] {
         *from
     }
-    #[inline(always)]
     fn store_words(self, words: [u64; 8], to: &mut [u64; 8]) {
         *to = words;
     }
-    #[inline(always)]
     fn halves(self, from: &[u32; 8]) -> [u32; 8] {
         *from
     }
-    #[inline(always)]
     fn store_halves(self, halves: [u32; 8], to: &mut [u32; 8]) {
         *to = halves;
     }
-    #[inline(always)]
     fn store_shorts(self, shorts: [u16; 8], to: &mut [u16; 8]) {
         *to = shorts;
     }
 
-    #[inline(always)]
     fn nonzero_words(self, words: [u64; 8]) -> Mask {
         mask(|i| words[i] != 0)
     }
-    #[inline(always)]
     fn nonzero_halves(self, halves: [u32; 8]) -> Mask {
         mask(|i| halves[i] != 0)
     }
-    #[inline(always)]
     fn short_words(self, words: [u64; 8]) -> Mask {
         mask(|i| words[i] >> 16 == 0)
     }
-    #[inline(always)]
     fn short_halves(self, halves: [u32; 8]) -> Mask {
         mask(|i| halves[i] >> 16 == 0)
     }
-    #[inline(always)]
     fn xor_words(self, a: [u64; 8], b: [u64; 8]) -> [u64; 8] {
         std::array::from_fn(|i| a[i] ^ b[i])
     }
-    #[inline(always)]
     fn xor_halves(self, a: [u32; 8], b: [u32; 8]) -> [u32; 8] {
         std::array::from_fn(|i| a[i] ^ b[i])
     }
-    #[inline(always)]
     fn choose_words(self, mask: Mask, a: [u64; 8], b: [u64; 8]) -> [u64; 8] {
         std::array::from_fn(|i| if mask >> i & 1 == 1 { b[i] } else { a[i] })
     }
-    #[inline(always)]
     fn choose_halves(self, mask: Mask, a: [u32; 8], b: [u32; 8]) -> [u32; 8] {
         std::array::from_fn(|i| if mask >> i & 1 == 1 { b[i] } else { a[i] })
     }
 
-    #[inline(always)]
     fn hash_words(self, words: [u64; 8], to: &mut [u32; 16]) {
         for (word, to) in words.iter().zip(to.as_chunks_mut::<2>().0) {
             let upper = word >> 16;
@@ -189,77 +194,61 @@ impl Lanes for Portable {
             *to = [whole >> HASH_SHIFT, upper >> HASH_SHIFT];
         }
     }
-    #[inline(always)]
     fn hash_halves(self, halves: [u32; 8], whole: &mut [u32; 8], upper: &mut [u32; 8]) {
         *whole = halves.map(|half| half.wrapping_mul(MULTIPLIERS[0]) >> HASH_SHIFT);
         *upper = halves.map(|half| (half >> 16).wrapping_mul(MULTIPLIERS[0]) >> HASH_SHIFT);
     }
-    #[inline(always)]
     fn distances(self, first: usize, positions: &[u16; 8]) -> (u64, Mask) {
         let distances: [u16; 8] =
             std::array::from_fn(|i| (first as u16 + i as u16).wrapping_sub(1).wrapping_sub(positions[i]));
         (u64::from_le_bytes(distances.map(|distance| distance as u8)), mask(|i| distances[i] < 256))
     }
 
-    #[inline(always)]
     fn pack_words(self, words: [u64; 8], mask: Mask, to: &mut [u64; 8]) {
         pack(|i| words[i], mask, to);
     }
-    #[inline(always)]
     fn pack_halves(self, halves: [u32; 8], mask: Mask, to: &mut [u32; 8]) {
         pack(|i| halves[i], mask, to);
     }
-    #[inline(always)]
     fn pack_shorts_of_words(self, words: [u64; 8], mask: Mask, to: &mut [u16; 8]) {
         pack(|i| words[i] as u16, mask, to);
     }
-    #[inline(always)]
     fn pack_shorts_of_halves(self, halves: [u32; 8], mask: Mask, to: &mut [u16; 8]) {
         pack(|i| halves[i] as u16, mask, to);
     }
-    #[inline(always)]
     fn pack_bytes(self, bytes: u64, mask: Mask) -> u64 {
         let (from, mut to) = (bytes.to_le_bytes(), [0; 8]);
         pack(|i| from[i], mask, &mut to);
         u64::from_le_bytes(to)
     }
-    #[inline(always)]
     fn equal_bytes(self, a: u64, b: u64) -> Mask {
         let differ = (a ^ b).to_le_bytes();
         mask(|i| differ[i] == 0)
     }
-    #[inline(always)]
     fn choose_bytes(self, mask: Mask, a: u64, b: u64) -> u64 {
         let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
         u64::from_le_bytes(std::array::from_fn(|i| if mask >> i & 1 == 1 { b[i] } else { a[i] }))
     }
-    #[inline(always)]
     fn spread_bits(self, bits: Mask, mask: Mask) -> Mask {
         let bits = spread(|at| bits >> at & 1, mask, |bit| bit);
         (0..8).fold(0, |mask, lane| mask | bits[lane] << lane)
     }
 
-    #[inline(always)]
     fn spread_words(self, from: &[u64; 8], mask: Mask) -> [u64; 8] {
         spread(|at| from[at & 7], mask, |word| word)
     }
-    #[inline(always)]
     fn spread_halves(self, from: &[u32; 8], mask: Mask) -> [u32; 8] {
         spread(|at| from[at & 7], mask, |half| half)
     }
-    #[inline(always)]
     fn spread_bytes(self, from: &[u8; 8], mask: Mask) -> u64 {
         u64::from_le_bytes(spread(|at| from[at & 7], mask, |byte| byte))
     }
-    #[inline(always)]
     fn spread_shorts_to_words(self, from: &[u8; 16], mask: Mask) -> [u64; 8] {
         spread(|at| short(from, at), mask, u64::from)
     }
-    #[inline(always)]
     fn spread_shorts_to_halves(self, from: &[u8; 16], mask: Mask) -> [u32; 8] {
         spread(|at| short(from, at), mask, u32::from)
     }
-    #[inline(always)]
     fn last_bytes(self, from: &[u8; 16], mask: Mask) -> u64 {
         let mut at = 0;
         u64::from_le_bytes(std::array::from_fn(|lane| {
@@ -267,7 +256,6 @@ impl Lanes for Portable {
             from[at & 15]
         }))
     }
-    #[inline(always)]
     fn slots(self, first: usize, distances: u64, mask: Mask) -> [u16; 8] {
         let distances = distances.to_le_bytes();
         std::array::from_fn(|i| {
@@ -275,4 +263,4 @@ impl Lanes for Portable {
             if mask >> i & 1 == 1 { slot } else { 0 }
         })
     }
-}
+} }

@@ -166,7 +166,7 @@ macro_rules! with_lanes {
 }
 
 pub(super) struct Encoder {
-    kernel: Kernel,
+    pub(super) kernel: Kernel,
     work: Box<encode::Work>,
 }
 
@@ -176,16 +176,11 @@ impl Encoder {
         Ok(Encoder { kernel, work: encode::Work::new()? })
     }
 
-    /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None` if it
-    /// does not fit: `out` is then unchanged.
+    /// As [`super::Encoder::encode`], but leaves `out` unchanged if the page does not fit.
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let work = &mut *self.work;
         with_lanes!(self.kernel, l => work.encode(l, page, out),
             (work: &mut encode::Work, page: &Page, out: &mut [u8]) -> Option<usize>)
-    }
-
-    pub(super) fn kernel(&self) -> Kernel {
-        self.kernel
     }
 
     pub(super) fn state_bytes(&self) -> usize {
@@ -193,8 +188,7 @@ impl Encoder {
     }
 }
 
-/// Decompresses a page. Fails with `Corrupt` if the bytes are not those of exactly one page; the page is then
-/// unchanged.
+/// Decompresses a page. Fails with `Corrupt`, and leaves it unchanged, if the bytes are not those of a page.
 pub(super) fn decode(kernel: Kernel, bytes: &[u8], page: &mut Page) -> Result<()> {
     with_lanes!(kernel, l => decode::decode(l, bytes, page), (bytes: &[u8], page: &mut Page) -> Option<()>)
         .ok_or_else(|| Error::new(ErrorKind::Corrupt, "w64: the bytes are not those of one page"))
@@ -202,11 +196,8 @@ pub(super) fn decode(kernel: Kernel, bytes: &[u8], page: &mut Page) -> Result<()
 
 #[inline(always)]
 pub(super) fn words_of(bytes: &[u8; 64]) -> [u64; 8] {
-    std::array::from_fn(|i| {
-        let mut word = [0; 8];
-        word.copy_from_slice(&bytes[8 * i..8 * i + 8]);
-        u64::from_le_bytes(word)
-    })
+    let (words, _) = bytes.as_chunks();
+    std::array::from_fn(|i| u64::from_le_bytes(words[i]))
 }
 
 #[inline(always)]
@@ -218,11 +209,8 @@ fn bytes_of_words(words: [u64; 8]) -> [u8; 64] {
 
 #[inline(always)]
 fn halves_of(bytes: &[u8; 32]) -> [u32; 8] {
-    std::array::from_fn(|i| {
-        let mut half = [0; 4];
-        half.copy_from_slice(&bytes[4 * i..4 * i + 4]);
-        u32::from_le_bytes(half)
-    })
+    let (halves, _) = bytes.as_chunks();
+    std::array::from_fn(|i| u32::from_le_bytes(halves[i]))
 }
 
 #[inline(always)]

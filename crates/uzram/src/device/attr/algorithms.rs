@@ -5,7 +5,7 @@ use crate::codec::{Algorithm, Dictionary, Kind};
 use crate::store::MAX_RECOMPRESSION;
 
 use super::super::{Device, Params};
-use super::{Reading, Value, number_within, put, words};
+use super::{Reading, Value, number_within, put, refused, words};
 
 /// Lists all algorithms, with the one in use in brackets.
 fn choices(current: &Algorithm) -> String {
@@ -17,7 +17,6 @@ pub(super) fn comp_algorithm(device: &Device) -> Reading {
     choices(&device.state.lock().params.store.algorithm).into()
 }
 
-/// Returns a line for each priority that has an algorithm.
 pub(super) fn recomp_algorithm(device: &Device) -> Reading {
     let algorithms = device.state.lock().params.store.recompression.clone();
     let shown: Vec<_> = (1..)
@@ -42,15 +41,12 @@ pub(super) fn parse_recomp_algorithm<T>(
             "algo" if value == "none" => algorithm = Some(None),
             "algo" if !value.is_empty() => algorithm = Some(Some(parse(value)?)),
             "priority" => priority = parse_priority(value, 1)?,
-            _ => {
-                let what = format!("'{name}' is not algo=ALGORITHM or priority=N");
-                return Err(Error::invalid(what).with_setting("recomp_algorithm"));
-            }
+            _ => return refused("recomp_algorithm", format!("'{name}' is not algo=ALGORITHM or priority=N")),
         }
     }
     match algorithm {
         Some(algorithm) => Ok((algorithm, priority)),
-        None => Err(Error::invalid("algo=ALGORITHM is missing").with_setting("recomp_algorithm")),
+        None => refused("recomp_algorithm", "algo=ALGORITHM is missing"),
     }
 }
 
@@ -71,16 +67,13 @@ pub(super) fn find(
         priority.is_none_or(|priority| priority == *at) && kind.is_none_or(|kind| kind == algorithm.kind())
     };
     let found = all.enumerate().filter_map(|(at, algorithm)| Some((at, algorithm?))).find(is_wanted);
-    found.map(|(at, algorithm)| (at, algorithm.clone())).ok_or_else(|| {
+    let Some((at, algorithm)) = found else {
         let of_kind = kind.map_or_else(String::new, |kind| format!(" {}", kind.name()));
         let at = priority.map_or_else(String::new, |priority| format!(" with priority {priority}"));
-        let what = format!("the device has no algorithm{of_kind}{at}");
-        Error::invalid(what).with_setting(if priority == Some(0) {
-            "comp_algorithm"
-        } else {
-            "recomp_algorithm"
-        })
-    })
+        let setting = if priority == Some(0) { "comp_algorithm" } else { "recomp_algorithm" };
+        return refused(setting, format!("the device has no algorithm{of_kind}{at}"));
+    };
+    Ok((at, algorithm.clone()))
 }
 
 #[derive(Default)]

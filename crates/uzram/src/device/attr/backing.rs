@@ -11,7 +11,7 @@ use super::super::backing::check_encrypts;
 use super::super::task::Task;
 use super::super::{Device, HowToOpen, NamedBacking, State};
 use super::cold::page_type;
-use super::{Reading, Value, live, switch, words};
+use super::{Reading, Value, live, refused, switch, words};
 
 pub(super) fn backing_dev(device: &Device) -> Reading {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned()).into()
@@ -64,7 +64,6 @@ pub(super) fn writeback(task: &Task<'_>, wanted: Writeback) -> Result<()> {
 /// Parses a type of pages, or ranges of pages. The syntax is the kernel's with `all` added; what the kernel
 /// ignores is refused.
 pub(super) fn parse_writeback(value: &str) -> Result<Writeback> {
-    let refused = |what: String| Err(Error::invalid(what).with_setting("writeback"));
     let (mut kind, mut ranges) = (None, Vec::new());
     for (name, value) in words(value) {
         match name {
@@ -72,21 +71,22 @@ pub(super) fn parse_writeback(value: &str) -> Result<Writeback> {
             "page_indexes" => match value.split_once('-') {
                 Some((first, last)) => ranges.push(parse_pages(first, last)?),
                 None => {
-                    return refused(format!("page_indexes={value}: write the first and last, as in 0-99"));
+                    let what = format!("page_indexes={value}: write the first and last, as in 0-99");
+                    return refused("writeback", what);
                 }
             },
-            _ if kind.is_some() => return refused(format!("'{name}' is one type too many")),
+            _ if kind.is_some() => return refused("writeback", format!("'{name}' is one type too many")),
             "type" => kind = Some(parse_candidates(value)?),
             _ if value.is_empty() => kind = Some(parse_candidates(name)?),
-            _ => return refused(format!("'{name}' is not type, page_index or page_indexes")),
+            _ => return refused("writeback", format!("'{name}' is not type, page_index or page_indexes")),
         }
     }
     match kind {
         Some(_) if !ranges.is_empty() => {
-            refused("write a type of pages, or which pages, and not both".into())
+            refused("writeback", "write a type of pages, or which pages, and not both")
         }
         Some(candidates) => Ok(Writeback { candidates, pages: ranges }),
-        None if ranges.is_empty() => refused("write a type of pages, as in type=idle".into()),
+        None if ranges.is_empty() => refused("writeback", "write a type of pages, as in type=idle"),
         None => Ok(Writeback { candidates: Candidates::default(), pages: ranges }),
     }
 }
@@ -110,8 +110,7 @@ fn parse_pages(first: &str, last: &str) -> Result<Range<u64>> {
     };
     let (first, last) = (parse(first)?, parse(last)?);
     if first > last {
-        let what = format!("{first}-{last}: the first page comes after the last");
-        return Err(Error::invalid(what).with_setting("writeback"));
+        return refused("writeback", format!("{first}-{last}: the first page comes after the last"));
     }
     if last >= MAX_PAGES {
         return Err(beyond_the_end(last, "no disk has so many pages"));
@@ -138,10 +137,7 @@ pub(super) fn writeback_limit(device: &Device) -> WritebackLimit {
 }
 
 pub(super) fn change_writeback_limit(device: &Device, change: impl Fn(&mut WritebackLimit)) -> Result<()> {
-    let change_store = |store: &Store| {
-        store.change_writeback_limit(&change);
-        Ok(())
-    };
+    let change_store = |store: &Store| store.change_writeback_limit(&change);
     live(device, change_store, |config| change(&mut config.writeback_limit))
 }
 
@@ -161,7 +157,6 @@ pub(super) fn backing(device: &Device) -> Reading {
     Reading::lines(&device.backing_stats().named())
 }
 
-/// Shows how the backing device is, and what a store on other machines lost.
 pub(super) fn backing_state(device: &Device) -> Reading {
     let (Some(state), Some(backing)) = (device.backing_state(), device.backing()) else {
         return state_and_counts("none".to_owned(), &[]);

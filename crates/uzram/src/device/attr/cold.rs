@@ -8,7 +8,7 @@ use super::super::Device;
 use super::super::task::Task;
 use super::algorithms::{find, parse_priority};
 use super::text::BlockStates;
-use super::{Reading, words};
+use super::{Reading, refused, words};
 
 /// Parses a minimum age in seconds; `None` for all pages.
 pub(super) fn parse_idle_age(value: &str) -> Result<Option<u32>> {
@@ -65,7 +65,7 @@ impl RecompressRequest {
                 "priority" => request.priority = Some(parse_priority(value, 1)?),
                 _ => {
                     let what = format!("'{name}' is not type, threshold, max_pages, algo or priority");
-                    return Err(Error::invalid(what).with_setting("recompress"));
+                    return refused("recompress", what);
                 }
             }
         }
@@ -78,17 +78,16 @@ pub(super) fn recompress(task: &Task<'_>, request: RecompressRequest) -> Result<
     let most = task.huge_threshold();
     if what.threshold_bytes >= most {
         let what = format!("threshold={}: objects of {most} bytes take a page", what.threshold_bytes);
-        return Err(Error::invalid(what).with_setting("recompress"));
+        return refused("recompress", what);
     }
     if !task.can_recompress() {
-        let what = "there is no recompression algorithm";
-        return Err(Error::invalid(what).with_setting("recomp_algorithm"));
+        return refused("recomp_algorithm", "there is no recompression algorithm");
     }
     if kind.is_some() || priority.is_some() {
         let at = find(&task.device().state.lock().params, priority, kind)?.0;
         if at == 0 {
             let what = "pages are compressed by that algorithm already when they are written";
-            return Err(Error::invalid(what).with_setting("recompress"));
+            return refused("recompress", what);
         }
         what.priorities = at as u8..=at as u8;
     }

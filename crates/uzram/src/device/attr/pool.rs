@@ -7,7 +7,7 @@ use crate::store::ReclaimPolicy;
 
 use super::super::Device;
 use super::super::task::Task;
-use super::{Reading, Value};
+use super::{Reading, Value, refused};
 
 /// The minimum compaction rate; a lower one would move less than one object in a step.
 const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
@@ -64,7 +64,6 @@ pub(super) fn parse_compact_rate(value: &str) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Parses a size, and rounds it up to whole chunks.
 pub(super) fn parse_reserve_pages(value: &str) -> Result<u64> {
     let chunks = reserve_chunks(bytes_to_pages(parse_size(value)?));
     // Clamp so that the size in bytes fits into a u64.
@@ -120,7 +119,7 @@ pub(super) fn set_policy_low(device: &Device, percent: u64) -> Result<()> {
         if percent > policy.high_percent {
             let high = policy.high_percent;
             let what = format!("policy_low={percent} would be above policy_high, which is {high}");
-            return Err(Error::invalid(what).with_setting("policy_high"));
+            return refused("policy_high", what);
         }
         policy.low_percent = percent;
         Ok(())
@@ -134,7 +133,6 @@ pub(super) fn parse_age_s(name: &'static str, value: &str) -> Result<u32> {
     u32::try_from(seconds).map_err(|_| bad(&format!("{value} is more than {} seconds", u32::MAX)))
 }
 
-/// Parses a size, optionally followed by `/day`.
 pub(super) fn parse_writeback_budget(value: &str) -> Result<u64> {
     parse_size(value.strip_suffix("/day").unwrap_or(value))
 }

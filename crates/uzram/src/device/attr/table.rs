@@ -265,10 +265,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
             |text| number_within("writeback_batch_size", text, 1..=MAX_WRITEBACK_BATCH),
             |device, value| live(
                 device,
-                |store| {
-                    store.set_writeback_batch(value);
-                    Ok(())
-                },
+                |store| store.set_writeback_batch(value),
                 |config| config.writeback_batch = Some(value)
             )
         ),
@@ -403,10 +400,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         |device| device.state.lock().params.store.compact_threshold_percent.into(),
         at_any_time!(|text| number_within("compact_threshold", text, 0..=100), |device, value| live(
             device,
-            |store| {
-                store.set_compact_threshold_percent(value);
-                Ok(())
-            },
+            |store| store.set_compact_threshold_percent(value),
             |config| config.compact_threshold_percent = value
         )),
     ),
@@ -417,10 +411,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         |device| device.state.lock().params.store.compact_rate_bytes.into(),
         at_any_time!(parse_compact_rate, |device, value| live(
             device,
-            |store| {
-                store.set_compact_rate_bytes(value);
-                Ok(())
-            },
+            |store| store.set_compact_rate_bytes(value),
             |config| config.compact_rate_bytes = value
         )),
     ),
@@ -462,7 +453,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         |device| device.state.lock().params.store.lru_pagevec_pages.into(),
         at_any_time!(|text| number_within("lru_pagevec", text, 1..=MAX_PAGEVEC_PAGES), |device, value| live(
             device,
-            |store| store.set_lru_pagevec_pages(value),
+            |store| store.set_lru_pagevec_pages(value).expect("in range"),
             |config| config.lru_pagevec_pages = value
         )),
     ),
@@ -498,7 +489,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         at_any_time!(|text| number_within("run_cache_batch", text, 0..=MAX_BATCH_PAGES), |device, value| {
             live(
                 device,
-                |store| store.set_run_cache_batch_pages(value),
+                |store| store.set_run_cache_batch_pages(value).expect("in range"),
                 |config| config.run_cache_batch_pages = value,
             )
         }),

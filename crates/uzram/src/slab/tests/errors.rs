@@ -33,7 +33,7 @@ fn for_each_fixture<P: Policy>(test: impl Fn(&mut Fixture<P>)) {
     let cpus = allowed_cpus();
     for shape in SHAPES {
         for kind in kinds() {
-            let _context = Context(format!("{shape:?}, {kind:?}"));
+            println!("{shape:?}, {kind:?}");
             sched_setaffinity(None, &cpus[0]).unwrap();
             let mut fixture = Fixture::<P>::new(shape, kind);
             test(&mut fixture);
@@ -60,7 +60,6 @@ impl<P: Policy> Fixture<P> {
         Fixture { objects, freed, lossy: false }
     }
 
-    /// Frees objects that are not in use.
     fn misuse(&self, objects: &[u32]) {
         for object in objects {
             let Err(error) = self.objects.cache.free(*object) else {
@@ -77,8 +76,7 @@ impl<P: Policy> Fixture<P> {
         assert!(text.contains(&object.to_string()), "{object}: {text}");
     }
 
-    /// Allocates 600 objects, and returns the errors. Checks that the objects are of this cache and were not
-    /// in use.
+    /// Allocates 600 objects, checks that they are of this cache and were not in use, and returns the errors.
     fn alloc_600(&mut self) -> Vec<Error> {
         let errors = (0..600).filter_map(|_| self.objects.alloc(Gfp::MayWait).err()).collect();
         self.objects.check();
@@ -154,8 +152,7 @@ fn a_write_to_a_free_object_is_found<P: Policy>() {
     });
 }
 
-/// The links between free objects are overwritten by several patterns: hardened caches find that, and return
-/// neither foreign objects nor objects in use.
+/// Hardened caches find it, and return neither foreign objects nor objects in use.
 fn a_damaged_link_is_found<P: Policy>() {
     for_each_fixture::<P>(|fixture| {
         if !P::HARDENED {

@@ -12,8 +12,7 @@ for_every_policy!(
     no_object_is_refused_because_others_are_kept_free,
 );
 
-/// Allocates, frees and shrinks by a seed, and retries what failed. Returns whether a call of the arena
-/// has failed.
+/// Runs a seeded script that retries what failed; returns whether a call of the arena has failed.
 fn script<P: Policy>(mut objects: Objects<P>) -> bool {
     const SEED: u64 = 4;
     let mut random = Random::new(SEED);
@@ -52,7 +51,7 @@ fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
     sched_setaffinity(None, &cpus[0]).unwrap();
     for shape in [(64, 64), (704, 8), (4096, 8)] {
         for calls_before in 0.. {
-            let _context = Context(format!("{shape:?}, {calls_before} calls before the one that fails"));
+            println!("{shape:?}, {calls_before} calls before the one that fails");
             let objects = Objects::<P>::new(shape, kinds()[0]);
             objects.arena.inject_fault_after(calls_before);
             if !script(objects) {

@@ -1,10 +1,5 @@
-//! Tests of the caches' interface: one body for every policy, hardened and plain.
-//!
-//! `objects.rs` fills objects and checks their contents; `model.rs` compares one thread's operations with a
-//! naive model; in `threads.rs` eight threads pass objects to each other while memory is short, slabs are
-//! discarded and threads are moved between CPUs; `failures.rs` fails each call of the arena in turn;
-//! `errors.rs` misuses caches. `SLAB_STRESS=N` in the environment makes `model` and `threads` N times as
-//! long.
+//! Tests of the caches' interface: one body for every policy, hardened and plain. `SLAB_STRESS=N` in the
+//! environment makes `model` and `threads` N times as long.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,19 +17,7 @@ use crate::base::thread::allowed_cpus;
 use crate::base::units::PAGE_SIZE;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Address space of a test's arena.
 const ARENA_BYTES: u64 = 64 << 20;
-
-/// Prints the parameters of a test that fails, such as its seed.
-struct Context(String);
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the test failed with {}", self.0);
-        }
-    }
-}
 
 fn stress_factor() -> u64 {
     std::env::var("SLAB_STRESS").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
@@ -70,7 +53,6 @@ fn check_info<P: Policy>(arena: &Arena, cache: &Cache<P>, live: usize) {
     assert_eq!(arena.used_pages(Account::Slab), info.num_slabs * u64::from(info.pagesperslab), "{info:?}");
 }
 
-/// Checks that everything was freed: a shrink leaves no slab, and the arena is as at the start.
 fn check_all_is_back<P: Policy>(arena: &Arena, caches: Vec<Cache<P>>) {
     for cache in &caches {
         assert_eq!(cache.info().active_objs, 0, "{:?}", cache.info());

@@ -24,7 +24,7 @@ fn agrees_with_a_naive_model<P: Policy>() {
     for round in 0..stress_factor() {
         for kind in kinds() {
             for (shape, seed) in SHAPES.into_iter().zip(round * SHAPES.len() as u64..) {
-                let _context = Context(format!("seed {seed}, {shape:?}, {kind:?}"));
+                println!("seed {seed}, {shape:?}, {kind:?}");
                 let (objects, random) = (Objects::<P>::new(shape, kind), Random::new(seed));
                 let mut model = Model { objects, random, cpus: cpus.clone(), target: 0 };
                 (0..STEPS).for_each(|step| model.step(step));

@@ -22,7 +22,6 @@ impl Live {
         live
     }
 
-    /// Fails if a byte of the object has changed since it was filled.
     pub(super) fn check<P: Policy>(self, cache: &Cache<P>, size: usize) {
         let (words, rest) = bytes_of(cache, size, self.object).as_chunks();
         let mut expected = self.words();
@@ -36,7 +35,6 @@ impl Live {
         );
     }
 
-    /// Returns the words that the object holds, without end.
     fn words(self) -> impl Iterator<Item = [u8; 8]> {
         let first = (u64::from(self.object) << 40 ^ self.stamp).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (0u64..).map(move |at| first.wrapping_add(at.wrapping_mul(0x0101_0101_0101_0101)).to_le_bytes())

@@ -43,7 +43,6 @@ impl Stress {
     }
 }
 
-/// Each disturbance alone, and all at once.
 fn threads_that_pass_objects_lose_none<P: Policy>() {
     let none = Stress::default();
     let all = Stress { faults_one_in: 20, limit_pages: 300, shrinking: true, moving: true, lives: 4 };
@@ -58,7 +57,7 @@ fn threads_that_pass_objects_lose_none<P: Policy>() {
     ] {
         let kinds = kinds();
         for (seed, kind) in (0..kinds.len() as u64 * stress_factor()).zip(kinds.into_iter().cycle()) {
-            let _context = Context(format!("seed {seed}, {kind:?}, {stress:?}"));
+            println!("seed {seed}, {kind:?}, {stress:?}");
             Shared::<P>::new(stress, kind, seed).run();
         }
     }
@@ -68,7 +67,7 @@ fn threads_that_pass_objects_lose_none<P: Policy>() {
 fn slabs_are_taken_away_under_fast_paths<P: Policy>() {
     let steps = 10_000 * stress_factor();
     for kind in kinds() {
-        let _context = Context(format!("{kind:?}"));
+        println!("{kind:?}");
         let arena = arena();
         let cache = cache_of::<P>(&arena, (64, 8), kind);
         let done = AtomicBool::new(false);
@@ -225,7 +224,6 @@ impl<P: Policy> Shared<P> {
     }
 }
 
-/// One thread's life.
 struct Worker<'a, P: Policy> {
     shared: &'a Shared<P>,
     number: usize,

@@ -1,11 +1,6 @@
 //! Reclaim: which pages leave memory in the background, and when. ARCHITECTURE.md tells its steps, and
 //! docs/internals/reserve.md what a reserve changes.
 //!
-//! - `watermarks.rs`: the watermarks, waking the thread, and waiting for it
-//! - `reclaim.rs`: which pages are reclaimed
-//! - `parked.rs`: recompression of pages that were not used for long
-//! - `thread.rs`: when
-//!
 //! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
 
 #[cfg(not(loom))]

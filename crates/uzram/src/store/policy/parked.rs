@@ -24,18 +24,15 @@ type Encoders = [Option<Encoder>; MAX_RECOMPRESSION];
 
 const BATCH: usize = 16;
 
-/// The thread of idle priority, and its batch.
 pub(super) struct Compressor {
     to: Option<SyncSender<Batch>>,
     from: Receiver<Batch>,
     /// `None` while the thread has it.
     batch: Option<Batch>,
-    /// When the next batch may begin.
     not_before: Instant,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Copies of pages, and the smaller objects that they become.
 struct Batch {
     pages: Vec<Copied>,
     what: Recompression,
@@ -45,7 +42,6 @@ struct Batch {
     cpu_time: Duration,
 }
 
-/// A page that was copied, and what became of it.
 struct Copied {
     page: PageNo,
     old: Peek,
@@ -73,7 +69,6 @@ impl Batch {
         &mut self.contents.as_chunks_mut().0[at]
     }
 
-    /// Compresses the pages, and adds the CPU time that it took.
     fn compress(&mut self, store: &Store, encoders: &mut Encoders) {
         let began = thread_cpu_time();
         let (copies, rooms) = (self.contents.as_chunks().0, self.objects.chunks_exact_mut(ROOM_BYTES));
@@ -149,7 +144,6 @@ impl Drop for Compressor {
     }
 }
 
-/// Makes encoders of their own for a store's recompression algorithms.
 fn encoders(store: &Store) -> Result<Encoders> {
     let mut encoders = [const { None }; MAX_RECOMPRESSION];
     for (place, codec) in encoders.iter_mut().zip(&store.recompression) {
@@ -158,7 +152,6 @@ fn encoders(store: &Store) -> Result<Encoders> {
     Ok(encoders)
 }
 
-/// Compresses batches until no more come. `waker` is unparked after each.
 fn compress(
     store: &Store,
     mut encoders: Encoders,

@@ -49,7 +49,6 @@ impl Store {
         if has_packed { Reclaimed::Some } else { reclaimed }
     }
 
-    /// Returns how many pages to free at least: a chunk if the reserve lacks one.
     fn least_pages(&self) -> u64 {
         let chunk_pages = if self.arena.lacks_reserve() { u64::from(CHUNK_PAGES) } else { 0 };
         chunk_pages.max(self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
@@ -69,7 +68,6 @@ impl Store {
         }
     }
 
-    /// Packs the pool if that is worth it. Returns whether that freed anything.
     fn pack(&self, goal: u64) -> bool {
         let freeable = self.pool.freeable_pages();
         if freeable <= self.pool.pages_used() / PACKED_SHARE || used_pages(&self.arena) <= goal {
@@ -78,7 +76,6 @@ impl Store {
         self.compact_for_policy() > 0
     }
 
-    /// Packs the pool to free chunks. Returns whether the reserve no longer lacks any.
     fn pack_for_reserve(&self) -> bool {
         self.compact_for_policy();
         !self.arena.lacks_reserve()
@@ -135,20 +132,16 @@ pub(in crate::store) enum Reclaimed {
     Some,
     /// No page was reclaimed, because the candidates were in use; a retry may succeed.
     NotYet,
-    /// The backing device failed.
     Failed,
-    /// No page can be reclaimed.
     None,
 }
 
-/// One reclaim: it takes pages until there is room.
 struct Reclaimer<'a> {
     store: &'a Store,
     pass: Option<Pass<'a>>,
     recompression: Recompression,
     /// Reclaim ends when the pool would need no more pages than this if packed.
     goal: u64,
-    /// Pages made smaller by recompression.
     became_smaller: u64,
     /// Whether no more may be written, or there is no backing device.
     is_full: bool,
@@ -208,7 +201,6 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Returns whether the goal is not reached yet and more pages can be reclaimed.
     fn goes_on(&self) -> bool {
         let is_sound = !self.pass.as_ref().is_some_and(Pass::has_failed);
         let pending_bytes = self.pass.as_ref().map_or(0, |pass| pass.pending_bytes);
@@ -266,7 +258,6 @@ impl<'a> Reclaimer<'a> {
         added.is_ok()
     }
 
-    /// Waits for the pending writes, and returns the result.
     fn end(mut self) -> Reclaimed {
         let decisions = &self.store.watermarks.decisions;
         let outcome = self.pass.take().map(Pass::end).unwrap_or_default();
@@ -288,7 +279,6 @@ mod tests {
     use super::*;
     use crate::store::StoreBuilder;
 
-    /// A page discarded since it was found does not count as in use; a busy page does.
     #[test]
     fn a_page_that_is_gone_is_not_in_use() {
         let store = Store::new(&StoreBuilder::new("test", 1000)).expect("memory");

@@ -100,7 +100,6 @@ impl Store {
         }
     }
 
-    /// Starts the thread that recompresses old pages, if the policy has that done.
     fn compressor(self: &Arc<Self>, policy: &ReclaimPolicy) -> Option<Compressor> {
         if policy.recompress_after_s == 0 || !self.can_recompress() {
             return None;

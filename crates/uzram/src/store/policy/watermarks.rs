@@ -10,7 +10,6 @@ use crate::base::named::named;
 use crate::base::sync::{Condvar, Counter, Mutex, classes};
 use crate::store::designs::StorePool;
 
-/// Returns the pages of the pool and its metadata.
 #[inline]
 pub(super) fn used_pages(arena: &Arena) -> u64 {
     arena.used_pages(Account::Pool) + arena.used_pages(Account::Slab)
@@ -80,12 +79,10 @@ impl Default for ReclaimPolicy {
     }
 }
 
-/// The policy, its watermarks, the writers that wait for its thread, and statistics.
 pub(in crate::store) struct Watermarks {
     pub(super) settings: Mutex<ReclaimPolicy>,
     /// The thread is woken when the pool has more pages than this; `u64::MAX` for never.
     pub(super) high_pages: Counter,
-    /// The thread reclaims until the pool has fewer pages than this.
     pub(super) low_pages: Counter,
     /// Not 0 while the thread runs, or was just woken.
     pub(in crate::store) is_awake: Counter,
@@ -122,7 +119,6 @@ impl State {
     }
 }
 
-/// Declares counts of the policy's decisions from one list of names.
 macro_rules! decisions {
     ($($name:ident,)*) => {
         /// Counts of the policy's decisions. Not per CPU: a decision costs more than to count it.
@@ -132,7 +128,6 @@ macro_rules! decisions {
         }
 
         impl Decisions {
-            /// Returns the counts with their names.
             pub(super) fn named(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
                 [$((stringify!($name), self.$name.get())),*]
             }
@@ -160,7 +155,6 @@ impl Watermarks {
         }
     }
 
-    /// Computes the watermarks from the policy and the limit.
     pub(in crate::store) fn update(&self, arena: &Arena, can_reclaim: bool) {
         let policy = *self.settings.lock();
         let mark = |percent: u64| match arena.limit_but_reserve_pages() {
@@ -181,7 +175,6 @@ impl Watermarks {
         used_pages(arena) > high_pages || (high_pages < u64::MAX && lacks_reserve(arena))
     }
 
-    /// Wakes the policy's thread if the pool is above its high watermark, or the reserve may lack chunks.
     #[inline]
     pub(in crate::store) fn wake_if_high(&self, arena: &Arena) {
         if self.is_above_high(arena, Arena::may_lack_reserve) && self.is_awake.get() == 0 {
@@ -201,8 +194,8 @@ impl Watermarks {
         self.state.lock().is_stuck(Instant::now(), gone_pages)
     }
 
-    /// Wakes the thread for writers that need room. Returns false if there is no thread or it freed nothing
-    /// recently.
+    /// Wakes the thread for writers that need room. Returns false if there is none, or it freed nothing
+    /// lately.
     fn wake_for_writer(&self, state: &State, now: Instant, gone_pages: u64) -> bool {
         let can_free = !state.ends && !state.is_stuck(now, gone_pages);
         let Some(thread) = state.thread.as_ref().filter(|_| can_free) else { return false };
@@ -242,10 +235,6 @@ impl Watermarks {
         }
     }
 
-    pub(in crate::store) fn count_refused(&self) {
-        self.decisions.writers_refused.add(1);
-    }
-
     /// Wakes the waiting writers: memory was freed, or none can be for the time being.
     pub(in crate::store) fn notify_waiters(&self, stuck: Option<Stuck>) {
         let mut state = self.state.lock();
@@ -259,7 +248,6 @@ impl Watermarks {
         }
     }
 
-    /// Notes that the thread has died, and wakes the writers that wait for it.
     pub(super) fn thread_died(&self, why: &str) {
         let mut state = self.state.lock();
         (state.thread, state.ends, state.died) = (None, true, Some(why.to_owned()));
@@ -281,7 +269,6 @@ impl Watermarks {
         *self.settings.lock()
     }
 
-    /// Returns whether the thread should reclaim pages now, or end.
     pub(in crate::store) fn is_urgent(&self, arena: &Arena) -> bool {
         if self.is_above_high(arena, Arena::lacks_reserve) {
             return true;
@@ -289,7 +276,6 @@ impl Watermarks {
         self.is_awaited()
     }
 
-    /// Returns whether writers wait for the thread, or its end is.
     pub(super) fn is_awaited(&self) -> bool {
         let state = self.state.lock();
         state.waiting > 0 || state.ends
@@ -330,7 +316,6 @@ mod tests {
         })
     }
 
-    /// No more is reclaimed for writers that were notified already, however late they run.
     #[test]
     fn a_writer_that_was_told_is_not_waited_for() {
         let watermarks = watermarks();
@@ -347,7 +332,6 @@ mod tests {
         assert!(!watermarks.is_stuck(1), "a page that is gone leaves room");
     }
 
-    /// A waiting writer is woken when the thread dies, and later writers do not wait.
     #[test]
     fn nobody_waits_for_a_thread_that_died() {
         let (watermarks, began) = (watermarks(), Instant::now());

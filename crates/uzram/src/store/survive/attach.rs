@@ -1,22 +1,17 @@
-//! Restores a store from the memory that another process left, as docs/internals/survival.md tells. The slots
-//! are the roots: each names an object or a place on the backing device, or holds its contents itself. The
-//! last store to a slot was the commit of the last write (`base/sync/wide_lock.rs`), so no slot is torn. All
-//! other state follows from them.
+//! Restores a store from the memory that another process left, as docs/internals/survival.md tells.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::thread::Builder;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::Arena;
 use crate::base::sync::Counter;
 use crate::base::thread::{OtherCpus, share_out};
 use crate::base::units::{PAGE_SIZE, PageNo};
-use crate::store::designs::{StoreLru, StorePool};
 use crate::zsmalloc::{Attach, Location, Settled};
 
-use super::super::MAX_RECOMPRESSION;
-use super::super::slot::{Backed, Contents, Slots};
+use super::super::Store;
+use super::super::slot::{Backed, Contents};
 use super::super::stats::Share;
 use super::super::writeback::log::Log;
 
@@ -47,19 +42,7 @@ pub struct AttachProgress {
     pub of_slots: u64,
 }
 
-/// What is called with it.
 pub(in crate::store) type Progress = dyn Fn(AttachProgress) + Send + Sync;
-
-pub(in crate::store) struct Parts<'a> {
-    pub(in crate::store) slots: &'a Slots,
-    pub(in crate::store) pool: &'a StorePool,
-    pub(in crate::store) arena: &'a Arena,
-    pub(in crate::store) lru: Option<&'a StoreLru>,
-    pub(in crate::store) log: Option<&'a Log>,
-    /// Whether each priority above 0 has an algorithm.
-    pub(in crate::store) priorities: [bool; MAX_RECOMPRESSION],
-    pub(in crate::store) progress: &'a Progress,
-}
 
 #[derive(Default)]
 struct Found {
@@ -74,24 +57,23 @@ struct Found {
 /// Returns whether an object belongs to its handle and page, and has its length.
 type Keeps<'a> = dyn Fn(Location, u32, u32, usize) -> bool + Sync + 'a;
 
-/// Restores the state of these parts from their memory. Returns counts for the store's counters.
-pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
-    parts.arena.find_resident()?;
-    let claims = parts.pool.attach()?;
-    let ranges = parts.slots.resident_ranges()?;
-    let claim = |object: Location, handle, owner, len| parts.pool.claim(&claims, object, handle, owner, len);
-    let mut found = go_through(parts, &ranges, &claim)?;
-    let settled = parts.pool.settle(&claims)?;
+pub(in crate::store) fn attach(store: &Store, progress: &Progress) -> Result<()> {
+    store.arena.find_resident()?;
+    let claims = store.pool.attach()?;
+    let ranges = store.slots.resident_ranges()?;
+    let claim = |object: Location, handle, owner, len| store.pool.claim(&claims, object, handle, owner, len);
+    let mut found = go_through(store, progress, &ranges, &claim)?;
+    let settled = store.pool.settle(&claims)?;
     if settled.has_lost() {
-        let keeps = |_: Location, handle, _, _| !parts.pool.is_lost(&claims, &settled, handle);
-        found = go_through(parts, &ranges, &keeps)?;
+        let keeps = |_: Location, handle, _, _| !store.pool.is_lost(&claims, &settled, handle);
+        found = go_through(store, progress, &ranges, &keeps)?;
     }
-    parts.arena.end_adoption();
-    grow(parts)?;
+    store.arena.end_adoption();
+    grow(store)?;
     let uses: Vec<_> = found.iter_mut().map(|found| std::mem::take(&mut found.uses)).collect();
     let cpus = OtherCpus::new();
     std::thread::scope(|scope| {
-        let lru = parts.lru.map(|lru| {
+        let lru = store.lru.as_ref().map(|lru| {
             let adopt = move || {
                 cpus.iter().for_each(|cpus| cpus.move_to(0));
                 lru.adopt(by_last_use(uses));
@@ -100,39 +82,44 @@ pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
                 Error::new(ErrorKind::NoMemory, format!("cannot start a thread to attach a store: {error}"))
             })
         });
-        rebuild(parts, &claims, &settled, &found)?;
+        rebuild(store, &claims, &settled, &found)?;
         if let Some(lru) = lru {
             lru?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
         Ok::<_, Error>(())
     })?;
-    if let Some(log) = parts.log {
-        log.table.end_adoption();
+    if let Some(backing) = &store.backing {
+        backing.log.table.end_adoption();
+        backing.allowance.restore();
     }
-    let counts = Share::default();
-    found.iter().for_each(|found| counts.add_all(&found.counts));
-    Ok(counts)
+    found.iter().for_each(|found| store.counters.local().add_all(&found.counts));
+    Ok(())
 }
 
 /// Refills the reserve of an arena that has one: rebuilding takes memory.
-fn grow(parts: &Parts<'_>) -> Result<()> {
-    if !parts.arena.has_reserve() {
+fn grow(store: &Store) -> Result<()> {
+    if !store.arena.has_reserve() {
         return Ok(());
     }
-    parts.arena.refill(|pages| parts.pool.populate_for(pages))
+    store.arena.refill(|pages| store.pool.populate_for(pages))
 }
 
-fn rebuild(parts: &Parts<'_>, claims: &Attach, settled: &Settled, found: &[Found]) -> Result<()> {
-    parts.pool.rebuild(claims, settled, &|| grow(parts))?;
-    found.iter().flat_map(|found| &found.huge).for_each(|handle| parts.pool.name_huge(*handle));
+fn rebuild(store: &Store, claims: &Attach, settled: &Settled, found: &[Found]) -> Result<()> {
+    store.pool.rebuild(claims, settled, &|| grow(store))?;
+    found.iter().flat_map(|found| &found.huge).for_each(|handle| store.pool.name_huge(*handle));
     Ok(())
 }
 
 /// Adopts all slots in these ranges of pages of the slot table, with a thread per CPU: each time some slots,
 /// then the objects that they name, by ranges of addresses.
-fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> Result<Vec<Found>> {
-    if let Some(log) = parts.log {
-        log.table.begin_adoption()?;
+fn go_through(
+    store: &Store,
+    progress: &Progress,
+    ranges: &[Range<usize>],
+    keeps: &Keeps<'_>,
+) -> Result<Vec<Found>> {
+    if let Some(backing) = &store.backing {
+        backing.log.table.begin_adoption()?;
     }
     let units: Vec<Range<usize>> = ranges
         .iter()
@@ -142,19 +129,19 @@ fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> 
         })
         .collect();
     let slots_of = |table_page| {
-        let slots = parts.slots.of_table_page(table_page);
+        let slots = store.slots.of_table_page(table_page);
         slots.end - slots.start
     };
     let of_slots = units.iter().flat_map(Clone::clone).map(slots_of).sum();
-    let (done, end) = (Counter::new(0), parts.arena.used_end());
+    let (done, end) = (Counter::new(0), store.arena.used_end());
     let mut all = Vec::new();
     for units in units.chunks(UNITS_AT_ONCE) {
         let looked_at = share_out(units.len(), |next| {
             let (mut found, mut named) = (Found::default(), ByAddress::new(end));
             for unit in next {
-                units[unit].clone().for_each(|page| look_at(parts, page, &mut found, &mut named));
+                units[unit].clone().for_each(|page| look_at(store, page, &mut found, &mut named));
                 let slots: u64 = units[unit].clone().map(slots_of).sum();
-                (parts.progress)(AttachProgress { slots: done.add(slots), of_slots });
+                progress(AttachProgress { slots: done.add(slots), of_slots });
             }
             found.uses.sort_unstable();
             (found, named)
@@ -163,7 +150,7 @@ fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> 
         let claimed = share_out(RANGES, |next| {
             let mut found = Found::default();
             for range in next {
-                named.iter().for_each(|named| claim(parts, named.of(range), keeps, &mut found));
+                named.iter().for_each(|named| claim(store, named.of(range), keeps, &mut found));
             }
             found
         });
@@ -178,66 +165,67 @@ fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> 
 }
 
 /// Adopts the slots of a page of the slot table. Collects the objects that they name.
-fn look_at(parts: &Parts<'_>, table_page: usize, found: &mut Found, named: &mut ByAddress) {
-    let slots = parts.slots.of_table_page(table_page);
+fn look_at(store: &Store, table_page: usize, found: &mut Found, named: &mut ByAddress) {
+    let slots = store.slots.of_table_page(table_page);
     let mut holds_something = false;
     let mut group: [(PageNo, Contents); AHEAD] = [(PageNo(0), Contents::Empty); AHEAD];
     let mut pages = slots.map(PageNo::from_number).filter_map(|page| {
-        let contents = parts.slots.adopt(page);
+        let contents = store.slots.adopt(page);
         (contents != Contents::Empty).then_some((page, contents))
     });
     loop {
         let mut len = 0;
         for (place, (page, contents)) in group.iter_mut().zip(pages.by_ref()) {
             if let Contents::Stored { handle, .. } = contents {
-                parts.pool.prefetch_handle(handle);
+                store.pool.prefetch_handle(handle);
             }
             *place = (page, contents);
             len += 1;
         }
-        group[..len].iter().for_each(|(page, contents)| note(parts, *page, contents, found, named));
+        group[..len].iter().for_each(|(page, contents)| note(store, *page, contents, found, named));
         holds_something |= len > 0;
         if len < AHEAD {
             break;
         }
     }
-    parts.slots.end_adoption_of(table_page, holds_something);
+    store.slots.end_adoption_of(table_page, holds_something);
 }
 
 /// Counts the contents of a slot, or collects the object that it names.
-fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found, named: &mut ByAddress) {
+fn note(store: &Store, page: PageNo, contents: &Contents, found: &mut Found, named: &mut ByAddress) {
     let is_there = match *contents {
         Contents::Empty | Contents::Same(_) | Contents::Lost => true,
         Contents::Stored { handle, len, priority, .. } => {
-            let object = parts.pool.find(handle).filter(|_| has_algorithm(parts, priority));
+            let object = store.pool.find(handle).filter(|_| store.codec_of(priority).is_some());
             if let Some(object) = object {
                 named.push(Named { object, handle, owner: page, len });
-                if parts.lru.is_some() {
-                    found.uses.push(u64::from(parts.slots.used_s(page)) << u32::BITS | u64::from(page.0));
+                if store.lru.is_some() {
+                    found.uses.push(u64::from(store.slots.used_s(page)) << u32::BITS | u64::from(page.0));
                 }
                 return;
             }
             false
         }
         Contents::Backed(Backed { place, len, priority }) => {
+            let log = store.backing.as_ref().map(|backing| &backing.log);
             let fits = |log: &Log| log.table.adopt(place, log.footprint(usize::from(len)));
-            has_algorithm(parts, priority) && parts.log.is_some_and(fits)
+            store.codec_of(priority).is_some() && log.is_some_and(fits)
         }
     };
     if is_there {
         found.counts.replaced(&Contents::Empty, contents);
     } else {
-        lose(parts, page, found);
+        lose(store, page, found);
     }
 }
 
 /// Claims objects. The contents of pages whose object `keeps` does not know are lost.
-fn claim(parts: &Parts<'_>, objects: &[Named], keeps: &Keeps<'_>, found: &mut Found) {
+fn claim(store: &Store, objects: &[Named], keeps: &Keeps<'_>, found: &mut Found) {
     for objects in objects.chunks(AHEAD) {
-        objects.iter().for_each(|named| parts.pool.prefetch_found(named.object));
+        objects.iter().for_each(|named| store.pool.prefetch_found(named.object));
         for &Named { object, handle, owner, len } in objects {
             if !keeps(object, handle, owner.0, usize::from(len)) {
-                lose(parts, owner, found);
+                lose(store, owner, found);
                 found.lost.push(owner.0);
                 continue;
             }
@@ -250,13 +238,9 @@ fn claim(parts: &Parts<'_>, objects: &[Named], keeps: &Keeps<'_>, found: &mut Fo
     }
 }
 
-fn lose(parts: &Parts<'_>, page: PageNo, found: &Found) {
-    parts.slots.lose(page);
+fn lose(store: &Store, page: PageNo, found: &Found) {
+    store.slots.lose(page);
     found.counts.replaced(&Contents::Empty, &Contents::Lost);
-}
-
-fn has_algorithm(parts: &Parts<'_>, priority: u8) -> bool {
-    priority == 0 || parts.priorities.get(usize::from(priority) - 1) == Some(&true)
 }
 
 /// Returns the pages of sorted lists, the least recently used first.
@@ -274,7 +258,6 @@ const RANGES: usize = 256;
 /// The fewest pages of a range: their entries in the page tables take a page.
 const LEAST_PAGES: u32 = 512;
 
-/// An object, as a slot and a handle name it.
 #[derive(Clone, Copy)]
 struct Named {
     object: Location,
@@ -305,7 +288,6 @@ impl ByAddress {
         self.ranges[range.min(RANGES - 1)].push(named);
     }
 
-    /// Returns the objects of a range, in the order in which they were pushed.
     fn of(&self, range: usize) -> &[Named] {
         &self.ranges[range]
     }

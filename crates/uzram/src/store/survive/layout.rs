@@ -1,14 +1,5 @@
-//! The layout of the file of a store that outlives the process.
-//!
-//! ```text
-//! 0        superblock: magic, version, checksum, lengths           written once, the magic last
-//! 4 KiB    settings that change                                    settings.rs
-//! 8 KiB    what is left of the writeback limit, and of the budget  ../writeback/allowance.rs
-//! 12 KiB   fixed settings, with dictionaries                       settings.rs
-//! 16 MiB   slots | slab table of the handles | page table | extents of the backing device | arena
-//! ```
-//!
-//! The regions follow each other, each aligned to 2 MiB, and take memory only where they were written to.
+//! The layout of the file of a store that outlives the process, which docs/internals/survival.md draws. The
+//! superblock is written once, its magic last.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -54,44 +45,35 @@ pub(in crate::store) struct Memory {
     superblock: [u64; WORDS],
 }
 
-/// The lengths of the regions, in their order.
-struct Lengths([u64; 5]);
-
-impl Lengths {
-    fn of(builder: &StoreBuilder) -> Result<Self> {
-        let address_bytes = address_bytes(builder.pages);
-        let arena_bytes = Arena::region_bytes(address_bytes);
-        let [handles, page_table] =
-            pool_config(builder, None).region_bytes(arena_bytes / PAGE_SIZE as u64)?;
-        let extents = match &builder.backing {
-            Some(options) => ExtentTable::bytes_of(options)?,
-            None => 0,
-        };
-        Ok(Lengths([Slots::region_bytes(builder.pages), handles, page_table, extents, arena_bytes]))
-    }
-
-    fn end(&self) -> u64 {
-        self.0.iter().fold(REGIONS_AT, |at, len| at + len.next_multiple_of(ALIGN_BYTES))
-    }
+/// Returns the lengths of the regions, in their order.
+fn lengths(builder: &StoreBuilder) -> Result<[u64; 5]> {
+    let arena_bytes = Arena::region_bytes(address_bytes(builder.pages));
+    let [handles, page_table] = pool_config(builder, None).region_bytes(arena_bytes / PAGE_SIZE as u64)?;
+    let extents = match &builder.backing {
+        Some(options) => ExtentTable::bytes_of(options)?,
+        None => 0,
+    };
+    Ok([Slots::region_bytes(builder.pages), handles, page_table, extents, arena_bytes])
 }
 
 impl Memory {
     /// Creates the file of a new store. It is incomplete until [`Memory::complete`].
     pub(in crate::store) fn create(builder: &StoreBuilder) -> Result<Self> {
-        let lengths = Lengths::of(builder)?;
+        let lengths = lengths(builder)?;
         let settings = settings::encode(builder)?;
         if SETTINGS_AT + settings.len() as u64 > REGIONS_AT {
             return Err(Error::invalid("the settings and dictionaries of a store take too many bytes"));
         }
-        let file = MemoryFile::create(&format!("uzram-{}", builder.name), lengths.end())?;
+        let end = lengths.iter().fold(REGIONS_AT, |at, len| at + len.next_multiple_of(ALIGN_BYTES));
+        let file = MemoryFile::create(&format!("uzram-{}", builder.name), end)?;
         file.write_at(SETTINGS_AT, &settings)?;
         let mut superblock = [0; WORDS];
         superblock[..2].copy_from_slice(&[MAGIC, LAYOUT_VERSION]);
         superblock[3] = settings.len() as u64;
         superblock[4] = u64::from(crc32fast::hash(&settings));
-        superblock[5..10].copy_from_slice(&lengths.0);
+        superblock[5..10].copy_from_slice(&lengths);
         superblock[CHECKSUM] = settings::checksum_but(CHECKSUM, &superblock);
-        Memory::of(file, &lengths, superblock, false)
+        Memory::of(file, lengths, superblock, false)
     }
 
     pub(in crate::store) fn live_settings(&self) -> Result<settings::LiveSettings> {
@@ -115,19 +97,16 @@ impl Memory {
         self.file.write_at(0, &bytes[..8])
     }
 
-    /// Opens a file; returns it with the builder of its store.
-    /// Fails with `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for
-    /// a damaged one.
+    /// Opens a file; returns it with the builder of its store. Fails with `Invalid` for a file that holds no
+    /// complete store, or one of another version; `Corrupt` for a damaged one.
     pub(in crate::store) fn open(
         file: Arc<MemoryFile>,
         backing: Option<Arc<Tiers>>,
     ) -> Result<(Self, StoreBuilder)> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         file.read_at(0, &mut bytes)?;
-        let mut superblock = [0; WORDS];
-        for (word, bytes) in superblock.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
-            *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        }
+        let words = bytes.as_chunks().0;
+        let superblock: [u64; WORDS] = std::array::from_fn(|at| u64::from_le_bytes(words[at]));
         if superblock[0] != MAGIC {
             return Err(Error::invalid("the memory holds no complete store"));
         }
@@ -150,20 +129,20 @@ impl Memory {
             return Err(damaged("record of settings"));
         }
         let mut builder = settings::decode(&settings, backing)?;
-        let lengths = Lengths::of(&builder)?;
-        if lengths.0 != superblock[5..10] {
+        let lengths = lengths(&builder)?;
+        if lengths != superblock[5..10] {
             return Err(Error::invalid(
                 "the memory is laid out for another machine, or another backing device",
             ));
         }
-        let memory = Memory::of(file, &lengths, superblock, true)?;
+        let memory = Memory::of(file, lengths, superblock, true)?;
         memory.live_settings()?.read_into(&mut builder);
         Ok((memory, builder))
     }
 
     fn of(
         file: Arc<MemoryFile>,
-        lengths: &Lengths,
+        [slots, handles, page_table, extents, arena]: [u64; 5],
         superblock: [u64; WORDS],
         holds_store: bool,
     ) -> Result<Self> {
@@ -174,7 +153,6 @@ impl Memory {
             at += len_bytes;
             region
         };
-        let [slots, handles, page_table, extents, arena] = lengths.0;
         Ok(Memory {
             slots: next(slots)?,
             pool: PoolRegions { handles: next(handles)?, page_table: next(page_table)? },
@@ -191,7 +169,6 @@ impl Memory {
 }
 
 impl MemoryFile {
-    /// Calls `act` with another descriptor of the file.
     fn with(&self, what: &str, act: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
         let done = self.as_fd().try_clone_to_owned().and_then(|fd| act(&File::from(fd)));
         done.map_err(|error| match error.kind() {

@@ -1,8 +1,4 @@
 //! Stores whose memory outlives the process: the layout of their file, and how a store is restored from it.
-//!
-//! - `layout.rs`: the regions of the file, and the superblock that describes them
-//! - `settings.rs`: the fixed settings of a store as bytes, and the settings that change while it is used
-//! - `attach.rs`: restores all other state from the slots
 
 mod attach;
 mod layout;
@@ -11,8 +7,8 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+pub(super) use attach::attach;
 pub use attach::{AttachProgress, Attached};
-pub(super) use attach::{Parts, attach};
 pub use layout::LAYOUT_VERSION;
 pub(super) use layout::Memory;
 pub(super) use settings::LiveSettings;
@@ -33,7 +29,7 @@ impl Store {
     /// takes longer than that of private memory.
     /// Fails as [`StoreBuilder::build`]; `Unsupported` on a machine that can't publish 16 bytes at once.
     pub fn create_in(builder: &StoreBuilder) -> Result<Store> {
-        builder.can_survive()?;
+        check_machine()?;
         builder.check()?;
         let memory = Memory::create(builder)?;
         Store::assemble(builder, Some(memory))
@@ -59,11 +55,11 @@ impl Store {
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
-        let restored = unsafe { Store::restore(memory.into(), backing, progress) }?;
-        Ok((restored.store, restored.attached))
+        let restored = unsafe { Store::restore(memory.into(), backing, progress) };
+        restored.map(|(store, attached, _)| (store, attached))
     }
 
-    /// As [`Store::attach`]; returns the settings, too.
+    /// As [`Store::attach`]; also returns what the store was built with, and what was set since.
     ///
     /// # Safety
     /// As [`Store::attach`].
@@ -71,7 +67,7 @@ impl Store {
         memory: KeptMemory,
         backing: Option<Arc<Tiers>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
-    ) -> Result<Restored> {
+    ) -> Result<(Store, Attached, StoreBuilder)> {
         check_machine()?;
         let file = match memory {
             KeptMemory::File(memory) => MemoryFile::from_fd(memory)?,
@@ -81,7 +77,7 @@ impl Store {
         memory.progress = Box::new(progress);
         let store = Store::assemble(&builder, Some(memory))?;
         let StoreStats { pages_stored, pages_lost, .. } = store.stats();
-        Ok(Restored { store, builder, attached: Attached { pages: pages_stored, pages_lost } })
+        Ok((store, Attached { pages: pages_stored, pages_lost }, builder))
     }
 
     /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other
@@ -108,22 +104,6 @@ impl From<OwnedFd> for KeptMemory {
 impl From<StandBy> for KeptMemory {
     fn from(memory: StandBy) -> Self {
         KeptMemory::MappedAhead(memory)
-    }
-}
-
-pub(crate) struct Restored {
-    pub(crate) store: Store,
-    /// What it was built with, and what was set since.
-    pub(crate) builder: StoreBuilder,
-    pub(crate) attached: Attached,
-}
-
-impl StoreBuilder {
-    /// Checks, as far as possible without making a store, that its memory can outlive the process. Every
-    /// setting survives, and every design can.
-    /// Fails with `Unsupported` on a machine that can't publish 16 bytes at once.
-    pub fn can_survive(&self) -> Result<()> {
-        check_machine()
     }
 }
 
@@ -160,7 +140,8 @@ impl StandBy {
     }
 }
 
-fn check_machine() -> Result<()> {
+/// Fails with `Unsupported` on a machine where no store outlives the process. All settings and designs can.
+pub(crate) fn check_machine() -> Result<()> {
     if stores_16_bytes() {
         return Ok(());
     }

@@ -25,9 +25,8 @@ pub(super) fn encode(builder: &StoreBuilder) -> Result<Vec<u8>> {
     Ok(record.out.unwrap_or_default())
 }
 
-/// Decodes what [`encode`] returned.
-/// Fails with `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with
-/// one if it had none.
+/// Decodes what [`encode`] returned. Fails with `Corrupt` for any other bytes; `Invalid` without the backing
+/// device that the store had, or with one if it had none.
 pub(super) fn decode(bytes: &[u8], backing: Option<Arc<Tiers>>) -> Result<StoreBuilder> {
     let (mut record, mut builder) = (Record { out: None, input: bytes }, StoreBuilder::new("", 0));
     record.fixed(&mut builder, backing)?;
@@ -151,13 +150,11 @@ const LIVE: usize = 14;
 const COPY: usize = LIVE + 2;
 const CHECKSUM: usize = COPY - 1;
 
-/// The settings that change, in memory that outlives the process: two copies, of which the newer one with a
-/// right checksum is valid. A change overwrites the other copy, so that a death in between leaves the valid
-/// one.
+/// The settings that change, in two copies: the newer one with a right checksum is valid. A change overwrites
+/// the other copy, so that a death in between leaves the valid one.
 pub(in crate::store) struct LiveSettings {
     words: Table<AtomicU64>,
     file: Arc<MemoryFile>,
-    /// Held by the thread that changes the settings.
     writer: Mutex<()>,
 }
 

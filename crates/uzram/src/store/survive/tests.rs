@@ -11,18 +11,15 @@ use crate::codec::Kind;
 use crate::store::designs::each_pool_design;
 use crate::store::tests::{discard, expect, on_threads, page, until};
 
-/// Returns a page of one of the kinds that the store treats differently, depending on `seed`.
 fn contents(seed: u64) -> [u8; PAGE_SIZE] {
     page(&mut Random::new(seed))
 }
 
-/// Returns a descriptor of a store's memory, as another process has it.
 fn memory_of(store: &Store) -> OwnedFd {
     use std::os::fd::AsFd;
     store.memory().expect("it outlives the process").as_fd().try_clone_to_owned().expect("a descriptor")
 }
 
-/// Drops a store; returns its memory.
 fn end(store: Store) -> OwnedFd {
     memory_of(&store)
 }
@@ -62,7 +59,6 @@ fn builders() -> Vec<StoreBuilder> {
     builders
 }
 
-/// Writes, overwrites and discards at random, and attaches the store anew now and then.
 #[test]
 fn what_was_written_is_found_again() {
     for (case, builder) in builders().into_iter().enumerate() {
@@ -108,7 +104,6 @@ fn what_was_written_is_found_again() {
     }
 }
 
-/// An attach tells how far it is, up to the end.
 #[test]
 fn progress_is_told() {
     let store = Store::create_in(&StoreBuilder::new("survives", 1 << 20)).expect("a store");
@@ -132,7 +127,6 @@ fn check_charged(store: &Store) {
     });
 }
 
-/// A stand-by maps what comes while the store is used, and neither adds memory to it nor keeps any.
 #[test]
 fn a_stand_by_changes_nothing() {
     const PAGES: u64 = 4000;

@@ -26,9 +26,7 @@ const WORDS: usize = 3;
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub(super) struct Charge {
-    /// Units taken from the limit.
     limited: u64,
-    /// Units taken from the day's budget.
     spent: u64,
 }
 
@@ -39,7 +37,6 @@ impl std::ops::AddAssign for Charge {
     }
 }
 
-/// The writeback limit and the daily budget, and how much of them is left.
 pub(in crate::store) struct Allowance {
     state: Mutex<State>,
     /// Set under the lock; `None` in private memory.
@@ -126,7 +123,6 @@ impl Allowance {
         self.change(|state| change(&mut state.limit));
     }
 
-    /// Sets how many bytes may be written a day; 0 for no budget.
     pub(in crate::store) fn set_budget_bytes(&self, bytes: u64) {
         self.state.lock().budget_bytes = bytes;
     }

@@ -250,7 +250,6 @@ impl ExtentTable {
         victims
     }
 
-    /// Returns the extents, `from` on, whose copies are in danger.
     fn endangered(&self, from: u32) -> impl Iterator<Item = u32> {
         let is_one = move |extent: &u32| {
             let of = &self.entries[*extent as usize];

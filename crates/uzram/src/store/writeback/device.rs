@@ -41,7 +41,6 @@ pub(in crate::store) struct BackingDevice {
     pub(super) start: Start,
 }
 
-/// The buffers being filled, and the writes in flight.
 pub(super) struct Writer {
     /// The writes whose buffers are being filled, by purpose, and the buffers.
     pub(super) open: [Option<(usize, Buffer)>; 2],
@@ -117,16 +116,14 @@ impl BackingDevice {
         })
     }
 
-    /// Returns the maximum memory of tables and buffers.
     pub(in crate::store) fn max_bytes(&self) -> usize {
         let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.table.extent_bytes;
-        let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
         let ahead = match &self.ahead {
             // The buffers are those of reads.
             ReadAhead::Streams(_) => 0,
-            ReadAhead::Extents(extents) => extents.max_bytes(),
+            ReadAhead::Extents(extents) => extents.buffers.max_bytes(),
         };
-        self.log.table.entries.max_bytes() + writes + reads + ahead
+        self.log.table.entries.max_bytes() + writes + self.log.reads.max_bytes() + ahead
     }
 }
 

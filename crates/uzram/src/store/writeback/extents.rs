@@ -44,7 +44,6 @@ const _: () = assert!(*OBJECT_BYTES.end() < HOLD as usize);
 /// A full device is no longer full when this share of its extents is found, or could be.
 const AMPLE_SHARE: u32 = 64;
 
-/// No extent.
 const NONE: u32 = u32::MAX;
 /// Instead of a link: a dead process held the extent.
 #[cfg(not(loom))]
@@ -91,7 +90,6 @@ pub(super) struct Tier {
     /// Those that were used; all others come after them.
     used: Range<u32>,
     end: u32,
-    /// The number of free ones.
     pub(super) free: u32,
     /// The queue, linked by [`Extent::link`].
     first: u32,
@@ -141,7 +139,6 @@ impl Tier {
     }
 }
 
-/// What an extent is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Pages that leave memory.
@@ -150,17 +147,14 @@ pub(super) enum Purpose {
     Moved,
 }
 
-/// See the module's documentation.
 pub(in crate::store) struct ExtentTable {
     backing: Arc<Tiers>,
     pub(super) entries: Table<Extent>,
     count: u32,
     pub(super) extent_bytes: usize,
-    /// Whether an extent is one object of the backing.
     pub(super) written_once: bool,
     /// The extents of each tier that only cleaning takes; 0 for single blocks, which are not cleaned.
     reserved: u32,
-    /// The bytes of the largest object.
     pub(super) max_footprint: usize,
     /// In the order in which they are used.
     pub(super) tiers: Mutex<Vec<Tier>>,
@@ -170,9 +164,8 @@ pub(in crate::store) struct ExtentTable {
 }
 
 impl ExtentTable {
-    /// Creates the table of a device, with all extents free.
-    /// Fails with `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than
-    /// [`BLOCK_BYTES`]; `NoMemory`.
+    /// Creates the table of a device, with all extents free. Fails with `Invalid` for a device that is too
+    /// small; `Unsupported` for one with blocks larger than [`BLOCK_BYTES`]; `NoMemory`.
     pub(super) fn new(
         BackingOptions { backing, layout, .. }: &BackingOptions,
         region: Option<&Region>,
@@ -207,7 +200,6 @@ impl ExtentTable {
         Ok(Table::<Extent>::bytes_of(count as usize))
     }
 
-    /// Returns the number of a device's extents, and the bytes of an extent.
     fn extents_of(backing: &Tiers, layout: WritebackLayout) -> Result<(u32, u64)> {
         let (len_bytes, block_bytes) = (backing.len_bytes(), backing.block_bytes());
         if block_bytes > BLOCK_BYTES {
@@ -498,7 +490,6 @@ impl ExtentTable {
         self.used(|_| true).into_iter().filter(is_used).for_each(|extent| self.discard(extent));
     }
 
-    /// Returns whether the copies of an extent are in danger.
     pub(super) fn is_at_risk(&self, extent: u32) -> bool {
         self.backing.is_at_risk(self.place(extent, 0), self.filling(extent))
     }

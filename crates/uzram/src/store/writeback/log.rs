@@ -23,7 +23,6 @@ pub(super) const READ_AHEAD_BYTES: usize = 64 << 10;
 /// Reads of pages that can be in flight; others wait.
 const READS: u32 = if cfg!(loom) { 2 } else { 64 };
 
-/// A page's object on the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placed {
     pub(super) page: PageNo,
@@ -32,7 +31,6 @@ pub(super) struct Placed {
     pub(super) filling: Filling,
 }
 
-/// How an object lies in its extent.
 pub(super) enum Format {
     /// Alone, without a header.
     Block,
@@ -42,7 +40,6 @@ pub(super) enum Format {
     Sealed(Arc<dyn Seal>),
 }
 
-/// What is on a backing device, and its statistics.
 pub(in crate::store) struct Log {
     pub(in crate::store) backing: Arc<Tiers>,
     pub(in crate::store) table: ExtentTable,
@@ -87,7 +84,6 @@ impl Log {
         self.format.footprint(len_bytes)
     }
 
-    /// Counts the object at a place as dead. No slot refers to it any more.
     pub(in crate::store) fn died(&self, place: u64, len_bytes: usize) {
         self.table.died(self.table.extent_of(place), self.footprint(len_bytes));
     }

@@ -1,11 +1,4 @@
 //! Pages that leave memory for a backing device, and come back.
-//!
-//! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted
-//! - `extents.rs`: the device's space: extents, and how much lives in them; `log.rs`: how pages lie in them
-//! - `writer.rs`: writing pages
-//! - `clean.rs`: freeing extents whose objects are mostly dead
-//! - `read.rs`: reading pages, and returning some of them to memory; `ahead/`: reading ahead
-//! - `allowance.rs`: how much may be written; `state.rs`: how the device is
 
 mod ahead;
 mod allowance;
@@ -277,7 +270,6 @@ impl Store {
             match self.slots.try_lock(page) {
                 Tried::Locked(slot) if candidates.has(slot.peek()) => return pass.add(slot, page),
                 Tried::Locked(_) | Tried::Empty => break,
-                // Let the thread that holds it run.
                 Tried::Busy => relax(),
             }
         }

@@ -15,7 +15,6 @@
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 pub(super) const HEADER_BYTES: usize = 16;
-/// The alignment of packed objects.
 pub(super) const ALIGN_BYTES: usize = 8;
 const MARK: u8 = 0xb5;
 
@@ -23,7 +22,6 @@ const MARK: u8 = 0xb5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Object {
     pub(super) page: PageNo,
-    /// The checksum of the page; 0 where the store keeps none.
     pub(super) checksum: u32,
     pub(super) len: u16,
     pub(super) priority: u8,

@@ -74,8 +74,6 @@ pub(super) fn footprint(len_bytes: usize) -> usize {
 /// Seals all objects of an extent's filling, which were put there one after another, in place.
 pub(super) fn seal_all(seal: &dyn Seal, filled: &mut [u8], extent: u32, generation: u32) {
     let mut at = 0;
-    // The salt is drawn now and not before: from here on the bytes are the same, whatever becomes of a copy
-    // of this machine.
     seal.with_new_salt(&mut |salt, seal_one| {
         while let Some(len) = put_at(filled, at) {
             let (header, rest) = filled[at..].split_at_mut(HEADER_BYTES);
@@ -242,8 +240,8 @@ pub(in crate::store) mod tests {
         assert_eq!(parse(&seal, &[0; 64], first, &mut scratch), None);
     }
 
-    /// As two clones of a virtual machine do, or one that goes back to a snapshot. The key is the same, and
-    /// so are all counters.
+    /// As two clones of a virtual machine do, or one that goes back to a snapshot: key and counters are
+    /// equal.
     #[test]
     fn a_filling_that_two_runs_of_a_machine_fill_is_sealed_by_different_salts() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(9), SCRATCH);

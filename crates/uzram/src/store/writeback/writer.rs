@@ -19,7 +19,6 @@ const DISCARDS_AT_ONCE: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct Outcome {
-    /// Pages that left memory.
     pub(in crate::store) written: u64,
     /// Pages that were written, or should have been, and stayed in memory.
     pub(in crate::store) kept: u64,
@@ -49,9 +48,8 @@ impl<'a> Pass<'a> {
         self.outcome.error.is_some()
     }
 
-    /// Makes room for one more page. It may wait for writes.
-    /// Fails with `NoSpace` when the device is full of live objects; `Io` when no more may be written; the
-    /// device's when it does not answer.
+    /// Makes room for one more page. It may wait for writes. Fails with `NoSpace` when the device is full of
+    /// live objects; `Io` when no more may be written; the device's when it does not answer.
     pub(in crate::store) fn make_room(&mut self) -> Result<()> {
         self.backing.allowance.check()?;
         self.open(Purpose::New)
@@ -76,7 +74,6 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Copies an object of an extent that is being cleaned into the buffer to be written.
     pub(super) fn add_moved(&mut self, object: Object, bytes: &[u8], from: u64) -> Result<()> {
         self.open(Purpose::Moved)?;
         self.put(Purpose::Moved, object, bytes, Some(from), 0)?;
@@ -114,7 +111,6 @@ impl<'a> Pass<'a> {
         Ok(*index as u8 + 1)
     }
 
-    /// Writes the pages that were added, waits for all writes, and ends the pass.
     pub(in crate::store) fn end(mut self) -> Outcome {
         self.flush();
         self.backing.log.table.discard_emptied(DISCARDS_AT_ONCE);

@@ -11,10 +11,9 @@ use crate::zsmalloc::word::{Cell, Location};
 use crate::zsmalloc::zspage::Lists;
 
 use super::held::{self, WordCell};
-use super::{MigrationGuard, PoolLocks, Released};
+use super::{PoolLocks, Released};
 
-/// A lock per class and one for the pool. `STEPS` is a mask of the steps of the series:
-/// [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
+/// A lock per class and one for the pool. `STEPS` is a mask of the series' steps, which follow.
 pub struct ClassLocks<const STEPS: u8> {
     /// On cache lines of its own, like each class's lock: read-only data would otherwise share them.
     pool: Padded<RwLock>,
@@ -28,8 +27,7 @@ pub const FREE_WITHOUT_POOL_LOCK: u8 = 2;
 /// Step 3: an emptied zspage's pages are freed after the class's lock is released.
 pub const PAGES_AFTER_LOCK: u8 = 4;
 
-/// The design before both series: the pool's lock is taken for reading to look objects up and for writing
-/// to move them, each class has a lock of its own, and a zspage is held while an object in it is read.
+/// The design before both series, as in the table of [designs](super).
 pub type Split = ClassLocks<0>;
 /// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
 pub type ClassIndexed = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }>;
@@ -75,12 +73,6 @@ impl DerefMut for BothLocks<'_> {
     }
 }
 
-impl MigrationGuard for BothLocks<'_> {
-    fn is_contended(&self) -> bool {
-        self.lists.is_contended() || self.pool.is_contended()
-    }
-}
-
 impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
     const NAME: &'static str = match STEPS {
         0 => "split",
@@ -114,6 +106,10 @@ impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
         counts.count(|share| &share.pool_locks);
         let pool = self.pool.write();
         BothLocks { lists: self.lists(class, counts), pool }
+    }
+
+    fn is_contended(guard: &BothLocks<'_>) -> bool {
+        guard.lists.is_contended() || guard.pool.is_contended()
     }
 
     #[inline]

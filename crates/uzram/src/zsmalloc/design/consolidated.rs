@@ -7,11 +7,11 @@ use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, classes};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::Location;
+use crate::zsmalloc::word::{Cell, Location};
 use crate::zsmalloc::zspage::Lists;
 
 use super::held::{self, WordCell};
-use super::{MigrationGuard, PoolLocks, Released};
+use super::{PoolLocks, Released};
 
 /// One lock for the whole pool.
 pub struct Consolidated {
@@ -41,12 +41,6 @@ impl DerefMut for ClassLists<'_> {
     }
 }
 
-impl MigrationGuard for ClassLists<'_> {
-    fn is_contended(&self) -> bool {
-        self.classes.is_contended()
-    }
-}
-
 impl PoolLocks for Consolidated {
     const NAME: &'static str = "consolidated";
     const READS_OUTLIVE_FREES: bool = false;
@@ -70,6 +64,10 @@ impl PoolLocks for Consolidated {
         self.lists(class, counts)
     }
 
+    fn is_contended(guard: &ClassLists<'_>) -> bool {
+        guard.classes.is_contended()
+    }
+
     #[inline]
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         // Any class will do: the lock is the pool's.
@@ -82,9 +80,8 @@ impl PoolLocks for Consolidated {
     #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         let mut lists = pool.lists(0);
-        // SAFETY: the handle is in use, and only this call frees it (the caller's promise); moving takes
-        // the pool's lock.
-        let object = unsafe { held::find(pool, handle) };
+        // SAFETY: the handle is in use, and only this call frees it (the caller's promise).
+        let object = unsafe { pool.handles.get(handle) }.object();
         lists.guard_mut().class = object.class;
         pool.is_sound(handle, object).then_some((object, lists))
     }

@@ -28,28 +28,17 @@ impl Cell for WordCell {
     }
 }
 
-/// Finds an object by its word where it cannot be moved: under the pool's lock, or the class's.
-///
-/// # Safety
-/// The handle is in use, and its object is neither freed nor moved before the caller is done with the
-/// result.
-#[inline]
-pub(super) unsafe fn find<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
-    // SAFETY: the handle is in use (the caller's promise).
-    unsafe { pool.handles.get(handle) }.object()
-}
-
 /// Finds an object by its word, and holds its zspage.
 ///
 /// # Safety
-/// As [`find`].
+/// The handle is in use, and its object is neither freed nor moved meanwhile.
 #[inline]
 pub(super) unsafe fn find_and_hold<D: PoolLocks<Cell = WordCell>>(
     pool: &RawPool<D>,
     handle: u32,
 ) -> Location {
-    // SAFETY: the caller's promise.
-    let object = unsafe { find(pool, handle) };
+    // SAFETY: the handle is in use (the caller's promise).
+    let object = unsafe { pool.handles.get(handle) }.object();
     // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
     unsafe { pool.zspage_at(object.page) }.hold();
     object

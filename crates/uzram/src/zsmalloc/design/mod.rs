@@ -7,12 +7,10 @@
 //! | [`Consolidated`] | pool | pool, then the zspage is held | pool | pool |
 //! | [`Pinned`] | class | none: the object's word is pinned | class | class |
 //!
-//! `Split` is the kernel's design before two patch series: "zsmalloc: Consolidate zs_pool's
-//! migrate_lock and size_class's locks" (N. Pham, 2022), which is `Consolidated`, and "mm/zsmalloc:
-//! reduce lock contention in zs_free()" (W. Hao, 2026), which is `ClassIndexed`. In these three a reader
-//! keeps all objects of a zspage from being moved, and the caller keeps the object being read from being
-//! freed. In [`Pinned`], which is ours, a reader pins only its object, may go on reading when it is
-//! freed, and never waits.
+//! `Split` is the kernel's design before two patch series, of which one is `Consolidated`, the other
+//! `ClassIndexed`. In these three a reader keeps all objects of a zspage from being moved, and the caller
+//! keeps the object being read from being freed. In [`Pinned`], which is ours, a reader pins only its object,
+//! may go on reading when it is freed, and never waits.
 
 #[cfg(feature = "designs")]
 mod class_locks;
@@ -30,4 +28,4 @@ pub use class_locks::{
 pub use consolidated::Consolidated;
 pub use pinned::Pinned;
 
-pub use super::raw::{MigrationGuard, PoolLocks, Released};
+pub use super::raw::{PoolLocks, Released};

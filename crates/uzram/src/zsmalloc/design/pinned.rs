@@ -5,16 +5,12 @@
 //! [ location      | freed | pins  ]
 //! ```
 //!
-//! A reader increments `pins` while it uses the object; a free sets `freed`. The free releases the object
-//! if it has no readers, else the last reader does. So readers and writers never wait for each other, and
-//! a free finds the class in the word.
+//! A reader increments `pins` while it uses the object; a free sets `freed`. The free releases the object if
+//! it has no readers, else the last reader does.
 //!
 //! An object that is neither read nor freed is moved by copying it and then compare-exchanging the whole
 //! word for one that points at the copy. A reader or a free that came first makes the exchange fail; one
 //! that comes later finds the copy. No thread writes to a published object, so the copy is identical.
-//!
-//! A caller may only pin a handle that it knows is not freed yet (the store holds the slot's lock
-//! meanwhile).
 
 use crate::base::cpu::Padded;
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
@@ -23,7 +19,7 @@ use crate::zsmalloc::counts::Counts;
 use crate::zsmalloc::word::{Cell, DESIGN_BITS, Location};
 use crate::zsmalloc::zspage::Lists;
 
-use super::{MigrationGuard, PoolLocks, Released};
+use super::{PoolLocks, Released};
 
 const FREED: u64 = 1 << (DESIGN_BITS - 1);
 const PINS_MASK: u64 = FREED - 1;
@@ -55,12 +51,6 @@ impl Cell for PinCell {
         let (from, to) = (from.encode(), to.encode());
         // Acquire: past readers' accesses come before the old location is reused.
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-}
-
-impl MigrationGuard for MutexGuard<'_, Lists> {
-    fn is_contended(&self) -> bool {
-        MutexGuard::is_contended(self)
     }
 }
 
@@ -106,6 +96,10 @@ impl PoolLocks for Pinned {
 
     fn lock_for_migration(&self, class: u8, counts: &Counts) -> MutexGuard<'_, Lists> {
         self.lists(class, counts)
+    }
+
+    fn is_contended(guard: &MutexGuard<'_, Lists>) -> bool {
+        guard.is_contended()
     }
 
     #[inline]

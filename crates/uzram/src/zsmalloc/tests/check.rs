@@ -1,13 +1,7 @@
 //! Checks a pool's counts and lists against its zspages and the objects in them.
 
-use std::collections::HashMap;
-
-use crate::base::mem::Account;
-use crate::base::sync::Ordering;
-use crate::zsmalloc::design::PoolLocks;
+use super::*;
 use crate::zsmalloc::free::FREE_TAG;
-use crate::zsmalloc::raw::RawPool;
-use crate::zsmalloc::word::Location;
 use crate::zsmalloc::zspage::{FULLNESS_GROUPS, Lists, NONE_INDEX, fullness_group};
 
 #[derive(Debug, PartialEq, Eq)]
@@ -56,8 +50,7 @@ pub(super) fn zspages(stat: &crate::zsmalloc::ClassStat) -> u64 {
     stat.zspages.iter().map(|count| u64::from(*count)).sum()
 }
 
-/// Checks one zspage; adds the handles of its objects to `found`, and returns the numbers of its objects and
-/// committed pages.
+/// Checks one zspage; adds its handles to `found`; returns the numbers of its objects and committed pages.
 fn check_zspage<D: PoolLocks>(
     pool: &RawPool<D>,
     lists: &mut Lists,

@@ -1,18 +1,9 @@
 //! Tests of compaction: what it moves, and what it leaves.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 
-use super::check::{Live, check};
-use super::{free, object, pool, read, store};
-use crate::base::mem::Account;
-use crate::base::random::Random;
-use crate::base::sync::Arc;
-use crate::base::units::PAGE_SIZE;
+use super::*;
 use crate::base::work::{Progress, Unit, Work};
-use crate::zsmalloc::compact::{Budget, Effort};
-use crate::zsmalloc::design::PoolLocks;
-use crate::zsmalloc::raw::RawPool;
 use crate::zsmalloc::zspage::GROUP_FULL;
 
 for_every_design!(
@@ -42,7 +33,6 @@ fn scattered<D: PoolLocks>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
     (pool, live)
 }
 
-/// Returns the number of pages of all objects packed without gaps.
 fn ideal_pages<D: PoolLocks>(pool: &RawPool<D>) -> u64 {
     (0..pool.classes.iter().len() as u8)
         .map(|class| pool.lists(class).ideal_pages(pool.classes.get(class)))
@@ -145,7 +135,6 @@ fn at_the_limit_compaction_makes_room<D: PoolLocks>() {
     check(&pool, &live);
 }
 
-/// Full zspages that are spread over many sparse chunks move together into as few chunks as they need.
 fn zspages_leave_sparse_chunks<D: PoolLocks>() {
     let (pool, live) = sparse_chunks::<D>();
     let (before, used) = (pool.arena.chunks_held(), pool.pages_used());
@@ -177,7 +166,6 @@ fn sparse_chunks<D: PoolLocks>() -> (RawPool<D>, HashMap<u32, Live>) {
     (pool, live)
 }
 
-/// Cancellation is checked after each zspage that leaves its chunk.
 fn whether_it_is_wanted_is_asked_between_zspages<D: PoolLocks>() {
     let (pool, live) = sparse_chunks::<D>();
     let (progress, most, last) = (Cell::<Option<Arc<Progress>>>::new(None), Cell::new(0), Cell::new(0));

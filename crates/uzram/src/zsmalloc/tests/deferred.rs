@@ -1,17 +1,13 @@
 //! Deferred frees, over pools of every design.
 
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::check::check;
-use super::{free, pool, read, store};
+use super::*;
 use crate::base::cpu;
-use crate::zsmalloc::compact::{Budget, Effort};
 use crate::zsmalloc::deferred::DeferredFrees;
-use crate::zsmalloc::design::{Pinned, PoolLocks};
 
 for_every_design!(each_object_is_freed_once_and_in_use_until_then);
 
@@ -27,8 +23,6 @@ fn beside_a_freer<T: Send, R>(frees: &DeferredFrees<T>, free: impl Fn(T) + Send,
     })
 }
 
-/// Threads store objects, read them, and defer their frees, with few and with many spare pages, beside
-/// compaction.
 fn each_object_is_freed_once_and_in_use_until_then<D: PoolLocks>() {
     for spare in [0, 3, 100] {
         let (pool, frees) = (pool::<D>(8), DeferredFrees::new(spare));
@@ -61,7 +55,6 @@ fn each_object_is_freed_once_and_in_use_until_then<D: PoolLocks>() {
     }
 }
 
-/// As many values wait as there is room for, and no free of them comes by itself.
 #[test]
 fn what_finds_no_room_is_freed_at_once() {
     let frees = DeferredFrees::new(2);
@@ -78,7 +71,6 @@ fn what_finds_no_room_is_freed_at_once() {
     assert_eq!(frees.waiting(), 0);
 }
 
-/// The freer wakes for a single free and for full pages, and all memory comes back without a flush.
 #[test]
 fn what_waits_is_freed_soon() {
     let (pool, frees) = (pool::<Pinned>(8), DeferredFrees::new(4));

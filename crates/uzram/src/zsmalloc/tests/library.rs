@@ -1,14 +1,8 @@
 //! Tests of the pool's public interface.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashMap;
-
-use super::Arc;
-use crate::base::error::ErrorKind;
-use crate::base::mem::Arena;
-use crate::base::random::Random;
-use crate::base::sync::{Mutex, classes};
-use crate::zsmalloc::{Object, Pool, PoolBuilder, PoolLocks};
+use super::*;
+use crate::zsmalloc::{Object, Pool};
 
 for_every_design!(
     a_dropped_object_is_freed,
@@ -19,7 +13,7 @@ for_every_design!(
 
 fn new<D: PoolLocks>() -> Pool<D> {
     let arena = Arc::new(Arena::new(64 << 20).expect("address space"));
-    let builder = PoolBuilder::new("library").max_objects(10_000).count_locks(true).reclaim(true);
+    let builder = Pool::builder("library").max_objects(10_000).count_locks(true).reclaim(true);
     builder.build_in(arena).expect("pool")
 }
 
@@ -121,13 +115,12 @@ fn the_coldest_are_evicted_first<D: PoolLocks>() {
     assert!(pool.reclaim(pool.pages_used() - 3, evict).unwrap() > 0);
     assert!(cold.len() < all / 10, "{} of {all} are left", cold.len());
     drop(new);
-    let without = PoolBuilder::new("library").max_objects(10);
+    let without = Pool::builder("library").max_objects(10);
     let refused = without.build_in::<D>(Arc::new(Arena::new(1 << 20).unwrap())).unwrap().reclaim(1, |_| ());
     assert_eq!(refused.unwrap_err().setting(), Some("reclaim"));
 }
 
-/// A cache such as a user would write: threads look up and insert, evict and compact; each read returns what
-/// was stored.
+/// A cache such as a user would write.
 fn eviction_goes_on_beside_everything_else<D: PoolLocks>() {
     type Shelf = Mutex<HashMap<u32, super::super::Handle>>;
     const KEYS: usize = 3000;

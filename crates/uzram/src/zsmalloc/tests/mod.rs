@@ -1,15 +1,19 @@
 //! Tests of the raw pool: storing, refusals, freeing, corruption.
 
+use std::collections::HashMap;
+
 use super::class::{CHAIN_SIZES, HEADER_BYTES};
+use super::compact::{Budget, Effort};
 use super::design::{Pinned, PoolLocks};
 use super::raw::{PoolConfig, RawPool};
-use super::read::RawRead;
+use super::read::ObjectRead;
+use super::word::Location;
 use crate::base::error::{ErrorKind, Result};
-use crate::base::mem::{Arena, Gfp};
+use crate::base::mem::{Account, Arena, Gfp};
 use crate::base::random::Random;
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
-use check::zspages;
+use check::{Live, check, zspages};
 
 mod check;
 mod compaction;
@@ -28,7 +32,7 @@ fn pool<D: PoolLocks>(chain_size: usize) -> RawPool<D> {
     RawPool::new(arena, &config(chain_size)).expect("pool")
 }
 
-fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
+fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<ObjectRead<'_, D>> {
     // SAFETY: the handle is in use and the test's; tests free it meanwhile only with designs that allow it.
     unsafe { pool.read(handle, owner, len) }
 }
@@ -44,9 +48,8 @@ fn refused<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], gfp: Gfp) -> (ErrorKin
     (error.kind(), error.setting())
 }
 
-/// Returns the numbers of handles and of zspages.
 fn in_use<D: PoolLocks>(pool: &RawPool<D>) -> (u64, u64) {
-    (pool.handles.info().active_objs, pool.zspages.info().active_objs)
+    (pool.handles.cache().info().active_objs, pool.zspages.cache().info().active_objs)
 }
 
 fn free<D: PoolLocks>(pool: &RawPool<D>, handle: u32) {
@@ -54,7 +57,7 @@ fn free<D: PoolLocks>(pool: &RawPool<D>, handle: u32) {
     unsafe { pool.free(handle) };
 }
 
-fn object<D: PoolLocks>(pool: &RawPool<D>, handle: u32) -> super::word::Location {
+fn object<D: PoolLocks>(pool: &RawPool<D>, handle: u32) -> Location {
     // SAFETY: the handle is in use.
     unsafe {
         let object = D::pin(pool, handle);
@@ -190,9 +193,8 @@ fn another_owners_bytes_are_never_answered<D: PoolLocks>() {
     assert_eq!((pool.corrupted(), in_use(&pool).0), (1, 1));
 }
 
-/// Objects that just fit their class, and objects one byte longer, of all classes and chain sizes: each keeps
-/// its bytes next to its neighbours, and none is read beyond its class. (The kernel's 894913e2d35c and
-/// 391f057f44a5 are off-by-one bugs of this kind.)
+/// Objects that just fit their class, and ones a byte longer: none is read beyond its class. (The kernel's
+/// 894913e2d35c and 391f057f44a5 are off-by-one bugs of this kind.)
 fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
     for chain_size in CHAIN_SIZES {
         let pool = pool::<D>(chain_size);
@@ -215,8 +217,7 @@ fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
     }
 }
 
-/// A shorter object in the place of a longer one reads as its own bytes only. (The kernel's 3bf1c285dc40
-/// fixed a leak of bytes beyond an object's end.)
+/// The kernel's 3bf1c285dc40 fixed such a leak.
 fn a_shorter_object_shows_nothing_of_a_longer_one<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (long, short) in [(56, 41), (3000, 2985), (PAGE_SIZE, 4000), (24, 1)] {

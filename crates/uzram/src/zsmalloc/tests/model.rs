@@ -1,16 +1,9 @@
 //! Compares seeded random operations with a naive model, a map.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::AtomicBool;
 
-use super::check::{Live, check};
-use super::{contents, free, pool, read};
-use crate::base::mem::Gfp;
-use crate::base::random::Random;
-use crate::base::sync::{Mutex, classes};
-use crate::zsmalloc::compact::{Budget, Effort};
-use crate::zsmalloc::design::PoolLocks;
-use crate::zsmalloc::raw::RawPool;
+use super::*;
 
 for_every_design!(agrees_with_a_naive_model, threads_agree_with_naive_models);
 
@@ -58,8 +51,7 @@ fn agrees_with_a_naive_model<D: PoolLocks>() {
     }
 }
 
-/// One thread's operations, with injected failures of the arena; checks everything after each series of
-/// failures.
+/// Checks everything after each series of injected failures of the arena.
 fn agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     let mut random = Random::new(seed);
     let mut live: HashMap<u32, Live> = HashMap::new();
@@ -110,8 +102,7 @@ fn threads_agree_with_naive_models<D: PoolLocks>() {
     }
 }
 
-/// Eight threads store, read and free their own and shared objects while another compacts and allocations
-/// fail; everything is checked at the end.
+/// Eight threads and one that compacts, while allocations fail.
 fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     const THREADS: u64 = 8;
     // ThreadSanitizer makes a step many times slower.

@@ -14,7 +14,6 @@ fn add_one() {
     ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
 }
 
-/// Returns the number of allocations of this thread.
 pub fn count() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::mm::{MapFlags, ProtFlags};
 use uzram::Error;
-use uzram::backing::{Backing, Blocks, Buffer, Direction, Tiers, Transfer};
+use uzram::backing::{Backing, Blocks, Buffer, Direction, Done, Tiers, Transfer};
 use uzram::store::{BackingOptions, Store, StoreBuilder};
 
 use super::Model;
@@ -53,7 +53,6 @@ impl Survivor {
         self.backing.as_ref().map(tiers)
     }
 
-    /// The ranges of bytes that have memory.
     pub fn data(&self) -> Vec<std::ops::Range<u64>> {
         let (mut ranges, mut at) = (Vec::new(), 0);
         while let Ok(start) = rustix::fs::seek(&self.memory, SeekFrom::Data(at)) {
@@ -83,12 +82,10 @@ impl Survivor {
         byte[0]
     }
 
-    /// Flips bits of a byte.
     pub fn flip(&self, at: u64, bits: u8) {
         assert_eq!(rustix::io::pwrite(&self.memory, &[self.byte(at) ^ bits], at).unwrap(), 1);
     }
 
-    /// The same bytes, and the same holes.
     pub fn copy(&self) -> Survivor {
         Survivor { memory: copy(&self.memory), backing: self.backing.as_ref().map(copy) }
     }
@@ -136,14 +133,7 @@ impl Blocks for MemoryBacking {
         });
     }
 
-    /// Without another thread.
-    fn carry_out(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len_bytes: usize,
-        mut buffer: Buffer,
-    ) -> (Buffer, uzram::Result<()>) {
+    fn carry_out(&self, direction: Direction, offset: u64, len_bytes: usize, mut buffer: Buffer) -> Done {
         let result = copy_part(&self.0, direction, offset, &mut buffer[..len_bytes]);
         (buffer, result)
     }
@@ -188,7 +178,6 @@ impl Journal {
         self.of(page).1.store(0, SeqCst);
     }
 
-    /// What it holds.
     pub fn held(&self, page: u32) -> u64 {
         self.of(page).0.load(SeqCst)
     }
@@ -236,7 +225,6 @@ fn told() -> &'static AtomicU64 {
     &TOLD.get_or_init(|| Journal::new(1)).0[0].0
 }
 
-/// Tells the parent of this process a number.
 pub fn report(number: u64) {
     told().store(number, SeqCst);
 }
@@ -250,7 +238,6 @@ pub fn exit_after(time: Duration) {
     });
 }
 
-/// Starts a process that runs `child`, and returns its number.
 pub fn start_child(child: impl FnOnce()) -> i32 {
     told().store(0, SeqCst);
     // SAFETY: no other thread of this program is doing anything (`alone`).
@@ -273,7 +260,6 @@ pub fn wait_for_stop(pid: i32) -> (Option<i32>, u64) {
     (wait(pid, libc::WUNTRACED), told().load(SeqCst))
 }
 
-/// Has a child that stopped itself go on.
 pub fn resume(pid: i32) {
     // SAFETY: numbers only; the child was not waited for yet.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);

@@ -82,7 +82,6 @@ pub fn watch() {
     }
 }
 
-/// How many stores there were.
 pub fn stores() -> u64 {
     COUNT.load(SeqCst)
 }

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Moves the runs that lie in hidden chunks, as an evacuation does; returns how many.
-fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize {
+pub(super) fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize {
     let inside = live.iter_mut().filter(|run| hidden.contains(run.page));
     let moved = inside.map(|run| {
         let to = filled(arena, usize::from(run.pages), Account::Pool);
@@ -13,8 +13,7 @@ fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize
     moved.count()
 }
 
-/// Fills `chunks` chunks with runs of `pages` pages and frees all for which `keep` returns false. Binds the
-/// thread to one CPU: it would not find what is cached on another.
+/// Fills `chunks` chunks and frees the runs for which `keep` returns false, with one CPU's run cache.
 fn scattered(arena: &Arena, chunks: u32, pages: usize, keep: impl Fn(Run) -> bool) -> Vec<Run> {
     pin_to_current_cpu();
     let runs = chunks as usize * CHUNK_PAGES as usize / pages;
@@ -24,7 +23,6 @@ fn scattered(arena: &Arena, chunks: u32, pages: usize, keep: impl Fn(Run) -> boo
     kept
 }
 
-/// After random takes and frees, moving leaves about as many chunks as the pages fill.
 #[test]
 fn moving_leaves_about_the_ideal_number_of_chunks() {
     for seed in 0..6 {
@@ -146,7 +144,6 @@ fn nothing_is_hidden_where_nothing_is_won() {
     assert!(hide(&arena, Account::Pool).is_empty());
 }
 
-/// If no address space is left, an allocation uses hidden chunks rather than fail.
 #[test]
 fn hiding_refuses_nobody_who_may_wait() {
     let arena = Arena::new(4 << 20).expect("address space");
@@ -162,8 +159,7 @@ fn hiding_refuses_nobody_who_may_wait() {
     assert_eq!(arena.charged_pages(), 2 * u64::from(CHUNK_PAGES));
 }
 
-/// Threads take, move and free runs while chunks are hidden and shown: no page belongs to two runs, and
-/// at the end every count matches the system's.
+/// No page belongs to two runs, and at the end every count matches the system's.
 #[test]
 fn chunks_are_hidden_beside_takers() {
     for batch in [0, 32] {

@@ -118,7 +118,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Takes a run: with a reserve, it is resident.
     fn take(&mut self) {
         let (account, pages) = (Account::ALL[self.random.below(2)], 1 + self.random.below(16));
         match self.arena.alloc_run(pages, account, Gfp::MayWait) {
@@ -139,7 +138,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Commits further pages of a run: with a reserve, they are charged already.
     fn commit_more(&mut self) {
         let index = self.random.below(self.live.len());
         let (run, account, committed) = &mut self.live[index];
@@ -199,8 +197,7 @@ impl<'a> Model<'a> {
 }
 
 /// Seeded events take, grow and free runs of two accounts, which share pages of the host; the counts agree
-/// with a list of live runs, the charge with the system's count of resident pages, and live runs keep their
-/// contents.
+/// with a list of live runs and with the system's, and live runs keep their contents.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     let mut hides = 0;
@@ -218,7 +215,6 @@ fn counts_agree_with_a_model_and_with_the_system() {
     assert!(hides > 3, "{hides}");
 }
 
-/// A chunk that one account had used can be used by the other once it is free.
 #[test]
 fn a_free_chunk_is_anybodys() {
     pin_to_current_cpu();
@@ -294,7 +290,6 @@ fn locks(arena: &Arena, page: u32, pages: usize) -> bool {
     locked.inspect_err(|error| println!("skipped: no memory can be locked here ({error})")).is_ok()
 }
 
-/// Memory that the embedding program locked goes back like any other.
 #[test]
 fn locked_memory_goes_back() {
     let arena = Arena::new(64 << 20).expect("address space");
@@ -312,8 +307,7 @@ fn locked_memory_goes_back() {
     recount(&arena);
 }
 
-/// Threads take, free and release memory concurrently; the limit never refuses what fits, and at the end
-/// every count is exact.
+/// The limit never refuses what fits, and at the end every count is exact.
 #[test]
 fn memory_goes_back_beside_takers() {
     const LIMIT_PAGES: u64 = 4 * 16 * 20;
@@ -357,7 +351,6 @@ struct Taker<'a> {
     random: Random,
     live: Vec<(Run, Account, u64)>,
     next_mark: u64,
-    /// Runs that a reserve did not have.
     drained: u64,
 }
 
@@ -366,8 +359,7 @@ impl<'a> Taker<'a> {
         Taker { arena, random: Random::new(thread), live: Vec::new(), next_mark: thread << 32, drained: 0 }
     }
 
-    /// Runs `events` events, then frees everything. The number of live runs rises and falls. Returns how
-    /// often there was no run.
+    /// Runs `events` events, then frees everything; returns how often there was no run.
     fn run(mut self, events: usize) -> u64 {
         for event in 0..events {
             let wanted = [400, 40][event * 8 / events % 2];

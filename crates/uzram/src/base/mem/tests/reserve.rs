@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const CHUNK: u64 = CHUNK_PAGES as u64;
 
-/// Refills the reserve; no other table has entries for the pages.
 fn refill(arena: &Arena) -> Result<()> {
     arena.refill(|_| Ok(()))
 }
@@ -44,7 +43,6 @@ fn give_all_back(arena: &Arena) {
     assert_eq!((arena.charged_pages(), arena.resident_bytes(), arena.reserve_free_pages()), (0, 0, 0));
 }
 
-/// As without a reserve, and chunks are filled, evacuated and released.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
     let (mut drained, mut hides) = (0, 0);
@@ -79,7 +77,6 @@ fn a_reserve_has_two_chunks_at_least_and_no_more_than_there_can_be() {
     assert_eq!((without.has_reserve(), of_reserve), (false, (0, 0, 0)));
 }
 
-/// While nothing refills the reserve, allocations take what is free, then fail at once; no memory is lost.
 #[test]
 fn a_drained_reserve_fails_until_it_is_filled() {
     pin_to_current_cpu();
@@ -88,16 +85,16 @@ fn a_drained_reserve_fails_until_it_is_filled() {
     arena.hold_refills(true);
     assert_eq!(take_all(&arena).len() as u64, 2 * CHUNK / 16);
     assert_eq!(refused(&arena, 16, Gfp::MayWait), (ErrorKind::NoMemory, Some("reserve")));
-    assert!(arena.inner.lock().refiller_is_told);
+    assert!(arena.inner.lock().refiller.is_told);
     assert_eq!(refill(&arena).expect_err("held").kind(), ErrorKind::NoMemory);
     recount_chunks(&arena);
-    assert!(arena.inner.lock().refiller_is_told, "it has not done it");
+    assert!(arena.inner.lock().refiller.is_told, "it has not done it");
     arena.hold_refills(false);
     refill(&arena).expect("memory");
-    assert!(!arena.inner.lock().refiller_is_told);
+    assert!(!arena.inner.lock().refiller.is_told);
     assert_eq!(arena.reserve_free_pages(), 2 * CHUNK);
     taken(&arena, 16, Account::Slab);
-    assert!(arena.inner.lock().refiller_is_told);
+    assert!(arena.inner.lock().refiller.is_told);
     recount_chunks(&arena);
     // The entries of a chunk in other tables are prepared before the chunk is present.
     let refused = arena.refill(|pages| {
@@ -142,8 +139,7 @@ fn the_limit_bounds_chunks() {
     assert_eq!(refill(&arena).expect_err("used up").kind(), ErrorKind::NoSpace);
 }
 
-/// Memory that was used when the limit was lowered goes back once it is free, even if the reserve is not
-/// full.
+/// Memory in use when the limit was lowered goes back once it is free, even if the reserve is not full.
 #[test]
 fn a_limit_that_was_lowered_is_kept_in_the_end() {
     let arena = reserved(64 << 20, 8, 0);
@@ -160,14 +156,13 @@ fn a_limit_that_was_lowered_is_kept_in_the_end() {
     recount_chunks(&arena);
 }
 
-/// Frees wake the releaser when there are surplus free chunks, and release nothing themselves; the releaser
-/// keeps the reserve.
+/// Frees wake the releaser when free chunks are surplus, and release nothing; it keeps the reserve.
 #[test]
 fn surplus_goes_back_by_whole_chunks() {
     for batch in [0, 32] {
         let arena = reserved(64 << 20, 2, batch);
         arena.set_releaser(Some(std::thread::current()));
-        let is_told = || arena.inner.lock().releaser_is_told;
+        let is_told = || arena.inner.lock().releaser.is_told;
         let mut live = Vec::new();
         for _ in 0..10 * CHUNK / 16 {
             live.push(taken(&arena, 16, Account::Pool));
@@ -219,17 +214,12 @@ fn moving_empties_whole_chunks() {
     // Leave one run in one of the chunks.
     let stays = live.iter().position(|run| hidden.contains(run.page)).expect("some");
     live.swap_remove(stays);
-    for run in live.iter_mut().filter(|run| hidden.contains(run.page)) {
-        let to = arena.alloc_run(4, Account::Pool, Gfp::NoWait).expect("there is room");
-        fill(&arena, to, Account::Pool);
-        free(&arena, std::mem::replace(run, to), Account::Pool);
-    }
+    chunks::move_out(&arena, &hidden, &mut live);
     drop(hidden);
     recount_chunks(&arena);
     assert_eq!((arena.charged_pages(), arena.chunks_in_use()), (4 * CHUNK, 2));
 }
 
-/// Memory that the embedding program locked goes back like any other.
 #[test]
 fn locked_chunks_go_back() {
     let arena = reserved(64 << 20, 2, 0);
@@ -251,8 +241,7 @@ fn locked_chunks_go_back() {
     recount_chunks(&arena);
 }
 
-/// Takers, a refiller and a releaser run concurrently: a taken run is resident and belongs to one thread, and
-/// at the end every count is right.
+/// A taken run is resident and belongs to one thread, and at the end every count is right.
 #[test]
 fn chunks_are_filled_and_given_back_beside_takers() {
     for batch in [0, 32] {

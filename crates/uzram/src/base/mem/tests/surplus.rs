@@ -16,7 +16,7 @@ fn fill_and_free(arena: &Arena, runs: usize) {
 fn frees_leave_surplus_to_the_releaser() {
     let arena = Arena::new(256 << 20).expect("address space");
     arena.set_releaser(Some(std::thread::current()));
-    let is_told = || arena.inner.lock().releaser_is_told;
+    let is_told = || arena.inner.lock().releaser.is_told;
     let kept_runs = KEPT_FREE_PAGES as usize / 16;
     let mut live = filled_runs(&arena, 8 * kept_runs);
     for run in live.drain(..kept_runs) {
@@ -52,7 +52,6 @@ fn frees_leave_surplus_to_the_releaser() {
     recount(&arena);
 }
 
-/// Runs freed in one call end up where they do if freed one by one.
 #[test]
 fn runs_freed_together_are_freed_like_others() {
     // On another CPU the thread would use another run cache, and the two arenas would differ.
@@ -86,8 +85,7 @@ fn runs_freed_together_are_freed_like_others() {
     }
 }
 
-/// A releaser runs beside threads that free: memory stays bounded, and the surplus is released when they
-/// stop.
+/// Memory stays bounded, and the surplus is released when the threads stop.
 #[test]
 fn a_releaser_keeps_up_with_takers() {
     let arena = arena(512 << 20, 32);

@@ -31,7 +31,7 @@ const LEAST_HITS: u32 = 4;
 pub(in super::super) struct Extents {
     zones: Box<[Mutex<Zone>; ZONES]>,
     kept: Arc<Kept>,
-    buffers: Buffers,
+    pub(in super::super) buffers: Buffers,
 }
 
 #[derive(Default)]
@@ -40,7 +40,6 @@ struct Zone {
     extent: Option<u32>,
 }
 
-/// A filling of an extent.
 type Key = (u32, Filling);
 
 /// The extents that are there, or on their way; those used last are at the end.
@@ -64,10 +63,6 @@ impl Extents {
             kept: Arc::new(Mutex::new(&classes::BACKING_EXTENTS, kept)),
             buffers: Buffers::new(count as u32, extent_bytes)?,
         })
-    }
-
-    pub(in super::super) fn max_bytes(&self) -> usize {
-        self.buffers.count() * self.buffers.buffer_bytes()
     }
 
     fn zone(&self, page: PageNo) -> &Mutex<Zone> {
@@ -169,7 +164,6 @@ struct Trend {
     last_page: Option<u64>,
     /// A ring.
     steps: [i64; STEPS],
-    /// How many steps there were.
     count: usize,
 }
 
@@ -181,7 +175,6 @@ impl Trend {
         }
     }
 
-    /// Returns the step of most of the last reads, if there is one.
     fn step(&self) -> Option<i64> {
         let mut counted = LEAST_STEPS;
         while counted <= self.count.min(STEPS) {
@@ -193,7 +186,6 @@ impl Trend {
         None
     }
 
-    /// Returns the step that more than half of the last `counted` were.
     fn majority(&self, counted: usize) -> Option<i64> {
         let last = || (1..=counted).map(|back| self.steps[(self.count - back) % STEPS]);
         let (mut candidate, mut lead) = (0, 0);
@@ -313,7 +305,7 @@ mod loom_tests {
             other.join().expect("no panic");
             assert!(extents.find((2, Filling::default())).is_none());
             let kept = extents.kept.lock().len();
-            assert_eq!(extents.buffers.free() + kept, extents.buffers.count());
+            assert_eq!(extents.buffers.free() + kept, LEAST_EXTENTS);
         });
     }
 }

@@ -19,7 +19,6 @@ use super::log::{Log, Placed, READ_AHEAD_BYTES};
 use super::sealed::Scratch;
 pub(super) use extents::Extents;
 
-/// Bytes read from an extent.
 pub(super) struct Window {
     pub(super) filling: Filling,
     pub(super) start: u64,
@@ -46,9 +45,7 @@ impl Window {
 }
 
 pub(super) enum ReadAhead {
-    /// The bytes after a page.
     Streams(Box<Streams>),
-    /// Where an extent is written once.
     Extents(Extents),
 }
 
@@ -66,7 +63,6 @@ impl ReadAhead {
 /// Sequential readers tracked at a time.
 const STREAMS: usize = 16;
 
-/// The sequential readers.
 pub(super) struct Streams {
     streams: [Stream; STREAMS],
     turn: Counter,
@@ -75,7 +71,6 @@ pub(super) struct Streams {
 struct Stream {
     next_page: Counter,
     next_place: Counter,
-    /// The bytes read ahead.
     window: Mutex<Option<Arc<Window>>>,
 }
 
