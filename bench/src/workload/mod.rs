@@ -89,7 +89,7 @@ static COMPILE: Workload = Workload {
     amounts: [25, 12, 1],
     is_long: false,
     prepare: |dir, classes| {
-        let (head, class) = include_str!("classes.cpp").split_once("\n\n").unwrap_or_default();
+        let (head, class) = include_str!("classes.cpp").split_once("\n\n").expect("a class after a head");
         let classes = (0..classes).map(|nth| class.replace("NTH", &nth.to_string()));
         write(dir, "large.cpp", &format!("{head}\n{}", classes.collect::<String>()))
     },

@@ -25,19 +25,17 @@ const PUBLISHED_JOBS: usize = 10;
 const JOBS: [usize; PUBLISHED_JOBS] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 const ALL_SIX: &str = "all six";
 
+/// Returns a case for each access pattern, with these numbers of jobs.
+const fn patterns(jobs: &'static [usize]) -> [(&'static str, &'static [usize]); 6] {
+    [("read", jobs), ("randread", jobs), ("write", jobs), ("randwrite", jobs), ("rw", jobs), ("randrw", jobs)]
+}
+
 /// See the [module's documentation](self).
 pub static SERIES: Series = Series {
     name: "streams",
     about: "compression streams: a locked list of idle ones against one for each CPU",
     published: "streams",
-    cases: &[
-        ("read", &JOBS),
-        ("randread", &JOBS),
-        ("write", &JOBS),
-        ("randwrite", &JOBS),
-        ("rw", &JOBS),
-        ("randrw", &JOBS),
-    ],
+    cases: &patterns(&JOBS),
     unit: Unit::Page,
     designs,
     columns: &[

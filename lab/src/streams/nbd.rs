@@ -11,7 +11,7 @@ use std::time::Duration;
 use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::{Error, Result};
 
-use super::PUBLISHED_JOBS;
+use super::{PUBLISHED_JOBS, patterns};
 use crate::experiment::{Bound, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit};
 use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::corpus::{Corpus, Saved};
@@ -30,14 +30,7 @@ pub static SERIES: Series = Series {
     name: "streams-nbd",
     about: "the same as streams, through an NBD server and fio",
     published: "streams",
-    cases: &[
-        ("read", &JOBS),
-        ("randread", &JOBS),
-        ("write", &JOBS),
-        ("randwrite", &JOBS),
-        ("rw", &JOBS),
-        ("randrw", &JOBS),
-    ],
+    cases: &patterns(&JOBS),
     slow_cases: &["read", "randread", "write", "rw", "randrw"],
     unit: Unit::Page,
     designs: super::designs,
