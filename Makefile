@@ -7,14 +7,18 @@ PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 CORPUS_PROGRAMS = python3 g++ node redis-server java
 # Those that are run in less memory, besides.
 RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli libmimalloc
+# And those whose output is compared.
+REAL_PROGRAMS = python3 perl ruby lua5.4 php sqlite3 git g++ gdb fio luajit sbcl erl R octave-cli emacs node java go xz \
+	zstd nginx redis-server redis-cli chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo dist dist-remote test check lint bench lab fuzz loom asan tsan hog crash full pager
+.PHONY: help run demo dist dist-remote test check lint bench lab fuzz loom asan tsan hog crash full pager run-programs
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve a compressed RAM disk of 1 GiB, in the foreground
+	@tools/pager
 	@cargo build --release -p uzram-cli
 	@$(UZRAM) up --size 1G
 
@@ -38,6 +42,7 @@ lint: ## Check format, clippy, documentation
 	@tools/lint
 
 bench: ## Measure every performance target, and codecs on pages of files and of programs (minutes)
+	@tools/pager
 	@cargo build --release
 	@cargo build --release -p uzram-bench
 	@tools/install-programs $(PROGRAMS)
@@ -47,7 +52,8 @@ bench: ## Measure every performance target, and codecs on pages of files and of 
 	@bench/allocators/run
 
 lab: ## Run every table of the lab in full (minutes)
-	@cargo build --release -p uzram-cli -p uzram-run -p uzram-lab --features uzram-cli/designs
+	@tools/pager
+	@cargo build --release -p uzram-cli -p uzram-lab --features uzram-cli/designs
 	@tools/install-programs $(PROGRAMS)
 	@tools/bounded 3600 $(LAB) run streams slab-freeze zs-lock zs-free zs-defer lru-batch
 	@tools/bounded 3600 $(LAB) run unmap streams-nbd zs-lock-disk --rounds 5
@@ -76,8 +82,15 @@ hog: ## Run a program that swaps in a quarter of the memory it needs, for ten mi
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \
 		cargo test -p uzram-cli --test it -- --nocapture swap::a_program_runs
 
-pager: ## Evict, load and check the memory of threads, with every way to trap touches, for ten minutes
-	@tools/bounded 1200 cargo test -p uzram-pager --lib -- --nocapture --ignored for_long
+pager: ## Evict, load and check the memory of threads, with every way to trap touches, and of a program, for ten minutes each
+	@UZRAM_PAGER_STRESS_SECONDS=100 tools/bounded 1200 cargo test -p uzram-pager --lib -- --nocapture threads_find
+	@UZRAM_RUN_STRESS_SECONDS=600 tools/bounded 1200 cargo test -p uzram-cli --test it -- --nocapture run_faults::stress
+
+run-programs: ## Run real programs in all and in half of the memory that they take, and compare (minutes, as root)
+	@tools/pager
+	@cargo build --release -p uzram-cli
+	@tools/install-programs $(REAL_PROGRAMS)
+	@tools/bounded 900 tools/run-programs
 
 loom: ## Run the loom models with long bounds (minutes)
 	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \

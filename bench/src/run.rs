@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzram::{Error, ErrorKind, Result};
-use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
+use uzram_pager::LEAST_LIMIT_BYTES;
 
 use crate::block::cgroup::Cgroup;
 use crate::block::swap_area::KernelSwap;
@@ -42,10 +42,10 @@ const TABLE: &str = "program in less memory";
 pub fn run(options: &Options) -> Result<Report> {
     options.check(&[])?;
     let uzram = options.uzram()?;
-    TrapKind::Uffd.check().map_err(|error| unsupported(error.to_string()))?;
-    let library = uzram.with_file_name("libuzram_run.so");
-    if !library.exists() {
-        return Err(unsupported(format!("there is no {}", library.display())));
+    let check = Command::new(uzram).args(["check", "--for", "run"]).output();
+    let check = check.map_err(|error| unsupported(format!("{}: {error}", uzram.display())))?;
+    if !check.status.success() {
+        return Err(unsupported(String::from_utf8_lossy(&check.stderr).trim().to_owned()));
     }
     let mut report = Report::default();
     let kernel = check_kernel().and_then(|()| Cgroup::check());

@@ -10,7 +10,6 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::wait_until;
-use crate::library;
 use uzram::{ErrorKind, Result};
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::{Options, Report, Source};
@@ -90,7 +89,6 @@ fn every_target_is_measured_and_nothing_is_left() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let before = things();
-    library::build_beside(env!("CARGO_BIN_EXE_uzram-bench"));
     let options = small(dir.path());
     let measured = targets::measure(&options).unwrap();
     println!("{measured}");

@@ -5,5 +5,3 @@
 mod benchmarks;
 mod commands;
 mod common;
-#[path = "../../../crates/uzram-cli/tests/it/common/library.rs"]
-mod library;

@@ -1,36 +1,19 @@
 //! Faults injected into system calls, for tests.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use uzram::units::PAGE_SHIFT;
 
 /// One call of so many fails; 0 for none.
-static ONE_OF: AtomicU32 = AtomicU32::new(0);
+pub(crate) static ONE_OF: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(1);
-
-/// Has one of so many calls fail, 0 for none, until the result is dropped.
-pub(crate) fn inject(one_of: u32) -> Injected {
-    ONE_OF.store(one_of, Ordering::Relaxed);
-    Injected
-}
-
-pub(crate) struct Injected;
-
-impl Drop for Injected {
-    fn drop(&mut self) {
-        ONE_OF.store(0, Ordering::Relaxed);
-    }
-}
 
 /// Returns whether the next call is to fail, and a number that chooses how.
 fn next() -> Option<u64> {
-    let one_of = u64::from(ONE_OF.load(Ordering::Relaxed));
-    if one_of == 0 {
-        return None;
-    }
     let mixed = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-    mixed.is_multiple_of(one_of).then_some(mixed / one_of)
+    let one_of = ONE_OF.load(Ordering::Relaxed);
+    (one_of > 0 && mixed.is_multiple_of(one_of)).then(|| mixed / one_of)
 }
 
 /// Returns the error that the next call is to fail with, before it does anything.

@@ -1,12 +1,16 @@
-//! The protocol of a page's state: programs that touch it, evictors, and a thread that empties it.
+//! The protocol of a page's state: programs that touch it, evictors, and a thread that empties it; and the
+//! evictor's bell.
 //!
 //! The contents are two numbers: what a program sees, 0 if the page is trapped, and what the store has.
 //! Moving them is not atomic with the state, as it is not in the pager.
 
-use loom::sync::Arc;
+use std::ops::RangeInclusive;
+
 use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::{Arc, RwLock};
 use loom::thread;
 
+use crate::bell::Bell;
 use crate::state::{Place, State, Touched};
 
 /// One page. Contents are counted from 1, so that 0 stands for a trapped page.
@@ -18,6 +22,10 @@ struct Page {
     /// What waits to leave, and whether the page is there, or being opened from there.
     shelf: AtomicU64,
     slot: AtomicU64,
+    /// The memory map, whose lock is held by who takes the page, and alone by who changes the map.
+    map: RwLock<()>,
+    /// 1 if the map is changing: the page cannot be opened once.
+    changes: AtomicU64,
 }
 
 impl Page {
@@ -34,63 +42,105 @@ impl Page {
         }
     }
 
-    /// As `Core::reopen`.
+    /// As `Core::reopen`, of a thread that does not wait.
     fn reopen(&self) {
-        let contents = self.shelf.swap(0, Ordering::Relaxed);
-        assert_ne!(contents, 0, "nothing is on the shelf");
-        assert_eq!(self.memory.swap(contents, Ordering::AcqRel), 0, "the page was open");
+        if self.changes.swap(0, Ordering::Relaxed) == 1 {
+            return self.end(Place::Waiting);
+        }
+        self.place(self.shelf.swap(0, Ordering::Relaxed));
         self.slot.store(0, Ordering::Release);
-        self.state.end(Place::In, false);
+        self.end(Place::In);
     }
 
     fn load(&self, stored: bool) {
-        let contents = if stored { self.store.swap(0, Ordering::Relaxed) } else { 1 };
-        assert_ne!(contents, 0, "the store has nothing");
-        assert_eq!(self.memory.swap(contents, Ordering::AcqRel), 0, "the page was open");
-        self.state.end(Place::In, false);
+        self.place(if stored { self.store.swap(0, Ordering::Relaxed) } else { 1 });
+        self.end(Place::In);
     }
 
-    /// As `Core::evict`.
-    fn evict(&self, place: Place) {
-        if self.state.start_leave().is_none() {
-            return;
-        }
+    fn place(&self, contents: u64) {
+        assert_ne!(contents, 0, "nothing is there");
+        assert_eq!(self.memory.swap(contents, Ordering::AcqRel), 0, "the page was open");
+    }
+
+    /// As `Core::take`: returns what was in memory, if it may leave.
+    fn take(&self) -> Option<u64> {
+        let _map = self.map.read().expect("no panic");
+        self.state.start(Place::In, Place::Leaving)?;
         let contents = self.memory.swap(0, Ordering::AcqRel);
         assert_ne!(contents, 0, "the page was not there");
+        Some(contents)
+    }
+
+    /// As `Core::page_out`, and `Core::discard_open`.
+    fn evict(&self, place: Place) {
+        let Some(contents) = self.take() else { return };
         if place == Place::Out {
             assert_eq!(self.store.swap(contents, Ordering::Relaxed), 0, "the store has it already");
         }
         self.end(place);
     }
 
-    /// As `Core::end`.
-    fn end(&self, place: Place) {
-        if self.state.end(place, false) {
-            match self.state.touch() {
-                Touched::Load { stored } => self.load(stored),
-                Touched::Open { .. } => self.reopen(),
-                _ => {}
+    /// As `Core::end_quietly`: whoever waits looks again.
+    fn end(&self, mut place: Place) {
+        while self.state.end(place, false).is_none() {
+            self.empty(place);
+            place = Place::New;
+        }
+    }
+
+    /// As `Core::empty`.
+    fn empty(&self, was: Place) {
+        match was {
+            Place::In => self.memory.store(0, Ordering::Release),
+            Place::Out => self.store.store(0, Ordering::Relaxed),
+            Place::Waiting => {
+                self.slot.store(0, Ordering::Release);
+                self.shelf.store(0, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+
+    /// Empties the page, if it is at this place. Returns whether it was.
+    fn discard(&self, place: Place) -> bool {
+        let is_there = self.state.start(place, Place::Loading).is_some();
+        if is_there {
+            self.empty(place);
+            self.end(Place::New);
+        }
+        is_there
+    }
+
+    /// As `Core::removed`.
+    fn remove(&self) {
+        let _map = self.map.write().expect("no panic");
+        loop {
+            let is_done = match self.state.get().place() {
+                Place::New => true,
+                Place::Loading | Place::Leaving => self.state.discard_later(),
+                place => self.discard(place),
+            };
+            if is_done {
+                return;
             }
         }
     }
 
     /// As `Core::take_cold` and, for the page that waits, `Core::evict_oldest`.
     fn evict_later(&self) {
-        if self.state.start_leave().is_some() {
-            let contents = self.memory.swap(0, Ordering::AcqRel);
-            assert_ne!(contents, 0, "the page was not there");
+        if let Some(contents) = self.take() {
             assert_eq!(self.shelf.swap(contents, Ordering::Relaxed), 0, "another is on the shelf");
             self.slot.store(1, Ordering::Release);
             self.end(Place::Waiting);
         }
-        if self.state.start_last().is_none() {
-            while self.slot.load(Ordering::Acquire) == 1 && self.state.get().place() == Place::Loading {
-                thread::yield_now();
-            }
-            // The shelf is released.
-            self.shelf.store(0, Ordering::Relaxed);
-        } else {
-            let contents = self.shelf.swap(0, Ordering::Relaxed);
+        let mut started = self.state.start(Place::Waiting, Place::Leaving);
+        while started.is_none() && self.slot.load(Ordering::Acquire) == 1 {
+            thread::yield_now();
+            started = self.state.start(Place::Waiting, Place::Leaving);
+        }
+        // The shelf is released.
+        let contents = self.shelf.swap(0, Ordering::Relaxed);
+        if started.is_some() {
             assert_ne!(contents, 0, "nothing is on the shelf");
             assert_eq!(self.store.swap(contents, Ordering::Relaxed), 0, "the store has it already");
             self.end(Place::Out);
@@ -99,73 +149,70 @@ impl Page {
 
     /// Adds one to the contents, as a program does: it touches the page until that is there.
     fn add_one(&self) {
-        loop {
-            match self.memory.load(Ordering::Acquire) {
-                0 => self.fault(),
-                seen => {
-                    let added =
-                        self.memory.compare_exchange(seen, seen + 1, Ordering::AcqRel, Ordering::Relaxed);
-                    if added.is_ok() {
-                        return;
-                    }
-                }
-            }
+        let one_more = |seen| (seen > 0).then_some(seen + 1);
+        while self.memory.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
+            self.fault();
         }
     }
 
-    /// Returns the contents when nobody moves the page.
+    /// Returns the contents when nobody moves the page. They are in one place alone.
     fn contents(&self) -> u64 {
-        match self.state.get().place() {
-            Place::In => self.memory.load(Ordering::Relaxed),
-            Place::Out => self.store.load(Ordering::Relaxed),
-            Place::Waiting => self.shelf.load(Ordering::Relaxed),
-            Place::New => 1,
+        let held = [&self.memory, &self.store, &self.shelf].map(|place| place.load(Ordering::Relaxed));
+        let contents = match self.state.get().place() {
+            Place::In => held[0],
+            Place::Out => held[1],
+            Place::Waiting => held[2],
+            Place::New => 0,
             place => panic!("nobody ends {place:?}"),
-        }
+        };
+        assert_eq!(contents, held.iter().sum(), "{held:?}");
+        contents.max(1)
     }
 }
 
-fn run(threads: &[fn(&Page)]) -> Arc<Page> {
-    let page = Arc::new(Page::default());
-    let spawned: Vec<_> = threads[1..]
-        .iter()
-        .map(|thread| {
+const EVICT: fn(&Page) = |page| page.evict(Place::Out);
+const ADD_ONE: fn(&Page) = Page::add_one;
+const EVICT_LATER: fn(&Page) = Page::evict_later;
+
+/// Runs threads with so many preemptions, and checks the contents then.
+fn check<const N: usize>(preemptions: usize, threads: [fn(&Page); N], wanted: RangeInclusive<u64>) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(move || {
+        let page = Arc::new(Page::default());
+        let spawn = |thread: &fn(&Page)| {
             let (page, thread) = (Arc::clone(&page), *thread);
             thread::spawn(move || thread(&page))
-        })
-        .collect();
-    threads[0](&page);
-    spawned.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    page
-}
-
-fn check(threads: [fn(&Page); 3], least: u64, most: u64) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
-    model.check(move || {
-        let contents = run(&threads).contents();
-        assert!((least..=most).contains(&contents), "{contents}");
+        };
+        let spawned: Vec<_> = threads[1..].iter().map(spawn).collect();
+        threads[0](&page);
+        spawned.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        let contents = page.contents();
+        assert!(wanted.contains(&contents), "{contents}");
     });
 }
 
 #[test]
-fn loom_a_touch_and_an_eviction_lose_nothing() {
-    check([|page| page.add_one(), |page| page.add_one(), |page| page.evict(Place::Out)], 3, 3);
-}
-
-#[test]
-fn loom_evictors_do_not_meet() {
+fn loom_touches_and_evictions_lose_nothing() {
     let evict_twice: fn(&Page) = |page| {
         page.evict(Place::Out);
         page.evict(Place::Out);
     };
-    check([|page| page.add_one(), evict_twice, |page| page.evict(Place::Out)], 2, 2);
+    check(2, [ADD_ONE, ADD_ONE, EVICT], 3..=3);
+    check(2, [ADD_ONE, evict_twice, EVICT], 2..=2);
+    check(2, [ADD_ONE, ADD_ONE, EVICT_LATER], 3..=3);
+    check(2, [ADD_ONE, EVICT, EVICT_LATER], 2..=2);
 }
 
 #[test]
-fn loom_a_page_that_waits_leaves_or_is_opened() {
-    check([|page| page.add_one(), |page| page.add_one(), Page::evict_later], 3, 3);
-    check([|page| page.add_one(), |page| page.evict(Place::Out), Page::evict_later], 2, 2);
+fn loom_a_page_that_cannot_be_opened_yet_is_not_lost() {
+    let touch_twice: fn(&Page) = |page| {
+        page.add_one();
+        page.changes.store(1, Ordering::Relaxed);
+        page.add_one();
+    };
+    // It is touched, looked at, not opened, and looked at again.
+    check(4, [touch_twice, EVICT_LATER], 3..=3);
 }
 
 /// What was written before the page is emptied may be gone, and nothing else.
@@ -173,18 +220,11 @@ fn loom_a_page_that_waits_leaves_or_is_opened() {
 fn loom_a_page_that_is_emptied_is_zeros_or_what_came_after() {
     let empty: fn(&Page) = |page| {
         page.evict(Place::New);
-        if page.state.start_discard(Place::Out).is_some() {
-            page.store.store(0, Ordering::Relaxed);
-            page.end(Place::New);
-        }
-        if page.state.start_discard(Place::Waiting).is_some() {
-            page.slot.store(0, Ordering::Release);
-            page.shelf.store(0, Ordering::Relaxed);
-            page.end(Place::New);
-        }
+        page.discard(Place::Out);
+        page.discard(Place::Waiting);
     };
-    check([|page| page.add_one(), empty, |page| page.evict(Place::Out)], 1, 2);
-    check([|page| page.add_one(), empty, Page::evict_later], 1, 2);
+    check(2, [ADD_ONE, empty, EVICT], 1..=2);
+    check(2, [ADD_ONE, empty, EVICT_LATER], 1..=2);
 }
 
 /// A pinned page is in memory as soon as its pinner has seen it there.
@@ -195,33 +235,44 @@ fn loom_a_pinned_page_stays() {
         while page.state.get().place() != Place::In {
             page.fault();
         }
-        for _ in 0..2 {
-            assert_ne!(page.memory.load(Ordering::Acquire), 0, "it left");
-        }
+        assert_ne!(page.memory.load(Ordering::Acquire), 0, "it left");
         page.state.pin(false);
     };
-    check([pin, |page| page.evict(Place::Out), |page| page.add_one()], 2, 2);
+    check(2, [pin, EVICT, ADD_ONE], 2..=2);
 }
 
-/// A page is closed by one thread, when no other moves it.
+/// What the program has emptied itself is freed by whoever has the page, and nothing of it stays. One thread
+/// brings pages, and reads what the program empties.
 #[test]
-fn loom_a_closed_unit_is_gone() {
+fn loom_what_is_removed_is_freed_by_the_owner() {
+    let reader: fn(&Page) = |page| {
+        page.add_one();
+        page.remove();
+        page.add_one();
+    };
+    check(2, [reader, EVICT], 2..=2);
+    check(2, [reader, EVICT_LATER], 2..=2);
+}
+
+/// A ring is seen by who waits, or has read the number, with all that was written before it.
+#[test]
+fn loom_a_ring_is_never_lost() {
     loom::model(|| {
-        let page = Arc::new(Page::default());
-        page.fault();
-        let evictor = {
-            let page = Arc::clone(&page);
-            thread::spawn(move || page.evict(Place::Out))
-        };
-        let was = loop {
-            match page.state.close() {
-                Some(was) => break was.place(),
-                None => thread::yield_now(),
+        let shared = Arc::new((Bell::default(), AtomicU64::new(0)));
+        let rings = Arc::clone(&shared);
+        let ringer = thread::spawn(move || {
+            for nth in 1..=2 {
+                rings.1.store(nth, Ordering::Relaxed);
+                rings.0.ring();
             }
-        };
-        evictor.join().expect("no panic");
-        assert!(matches!(was, Place::In | Place::Out), "{was:?}");
-        assert_eq!(page.state.touch(), Touched::Lost);
-        assert!(page.state.start_leave().is_none() && page.state.start_load().is_none());
+        });
+        loop {
+            let number = shared.0.number();
+            if shared.1.load(Ordering::Relaxed) == 2 {
+                break;
+            }
+            shared.0.wait(number, None);
+        }
+        ringer.join().expect("no panic");
     });
 }

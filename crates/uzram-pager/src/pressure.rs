@@ -2,18 +2,15 @@
 //! Offloading in Datacenters", Weiner et al., 2022).
 //!
 //! Every interval the time that threads waited for memory is compared with a goal. Below it, the limit
-//! shrinks a little, the less the closer the goal is; above it, the limit grows. So it settles where the
-//! program has the memory that it uses, and what is cold is compressed, without anybody knowing how much that
-//! is.
+//! shrinks a little, the less the closer the goal is; above it, the limit grows.
 //!
 //! Two kinds of waits count: the pager's own faults, which the kernel does not know as such, and what the
 //! kernel reports for the process's cgroup, or else for the machine (`some` of `memory.pressure`).
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use uzram::store::Store;
 
 use crate::room::Room;
 
@@ -25,45 +22,75 @@ const MOST_GROWTH: f64 = 0.10;
 /// The limit stays above this share of the most memory.
 const LEAST_SHARE: u64 = 32;
 
+/// The share of the time that threads may wait, in percent, and what tells of the system's pressure.
+#[derive(Clone, Debug)]
+pub(crate) struct Goal {
+    pub(crate) percent: f64,
+    pub(crate) source: Option<Arc<Source>>,
+}
+
+/// The file that tells of stalls: of the process's cgroup (version 2), or of the machine.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) file: File,
+    pub(crate) path: String,
+}
+
+impl Source {
+    /// Returns `None` if the kernel tells of none.
+    pub(crate) fn open() -> Option<Arc<Source>> {
+        let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
+        let own = path.map(|path| format!("/sys/fs/cgroup{path}/memory.pressure"));
+        [own, Some("/proc/pressure/memory".to_owned())].into_iter().flatten().find_map(|path| {
+            let file = File::open(&path).ok()?;
+            // A kernel can refuse to read what it lets be opened.
+            file.read_at(&mut [0; 256], 0).ok()?;
+            Some(Arc::new(Source { file, path }))
+        })
+    }
+}
+
 /// Sets a pager's limit by its pressure.
 pub(crate) struct Governor {
-    goal_percent: f64,
+    goal: Goal,
     least_pages: u64,
     most_pages: u64,
-    source: Option<PathBuf>,
     /// When it looked last, and the microseconds of stalls until then.
     last: (Instant, u64),
 }
 
 impl Governor {
-    pub(crate) fn new(goal_percent: f64, most_pages: u64, least_pages: u64) -> Governor {
-        let source = source();
-        let stalls = stalls_us(source.as_ref());
+    pub(crate) fn new(goal: Goal, most_pages: u64, least_pages: u64) -> Governor {
+        let stalls = stalls_us(goal.source.as_deref());
         Governor {
-            goal_percent,
+            goal,
             least_pages: least_pages.max(most_pages / LEAST_SHARE).min(most_pages),
             most_pages,
-            source,
             last: (Instant::now(), stalls),
         }
     }
 
     /// Changes the limit if an interval is over. `fault_us`: the microseconds that faults took so far.
-    pub(crate) fn look(&mut self, room: &Room, store: &Store, fault_us: u64) {
+    pub(crate) fn look(&mut self, room: &Room, fault_us: u64) {
         let elapsed = self.last.0.elapsed();
         if elapsed < INTERVAL {
             return;
         }
-        let stalls = fault_us.wrapping_add(stalls_us(self.source.as_ref()));
+        let stalls = fault_us.wrapping_add(stalls_us(self.goal.source.as_deref()));
         let stalled_us = stalls.saturating_sub(self.last.1);
         self.last = (Instant::now(), stalls);
         let percent = stalled_us as f64 / elapsed.as_micros() as f64 * 100.0;
-        let held = room.used_pages(store);
-        let factor = factor(percent / self.goal_percent.max(f64::MIN_POSITIVE));
+        let held = room.used_pages();
+        let factor = factor(percent / self.goal.percent.max(f64::MIN_POSITIVE));
         // A limit far above what is in use would take long to have an effect.
-        let from = if factor < 1.0 { room.limit_pages().min(held) } else { room.limit_pages() };
-        let pages = (from as f64 * factor) as u64;
-        room.set_limit_pages(pages.clamp(self.least_pages, self.most_pages));
+        let limit = room.limit_pages.get();
+        let from = if factor < 1.0 { limit.min(held) } else { limit };
+        let pages = ((from as f64 * factor) as u64).clamp(self.least_pages, self.most_pages);
+        room.limit_pages.set(pages);
+        if room.resident_pages.get() > pages {
+            room.wake_evictor();
+        }
     }
 }
 
@@ -72,20 +99,11 @@ fn factor(ratio: f64) -> f64 {
     if ratio <= 1.0 { 1.0 - MOST_SHRINKING * (1.0 - ratio) } else { 1.0 + MOST_GROWTH * (1.0 - 1.0 / ratio) }
 }
 
-/// Returns the file that tells of stalls: of the process's cgroup (version 2), or of the machine; `None` if
-/// the kernel tells of none.
-fn source() -> Option<PathBuf> {
-    let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let of_cgroup = cgroup
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .map(|path| PathBuf::from("/sys/fs/cgroup").join(path).join("memory.pressure"));
-    of_cgroup.into_iter().chain([PathBuf::from("/proc/pressure/memory")]).find(|path| fs::read(path).is_ok())
-}
-
 /// Returns the microseconds of stalls so far; 0 if they are not known.
-fn stalls_us(source: Option<&PathBuf>) -> u64 {
-    source.and_then(|path| fs::read_to_string(path).ok()).and_then(|text| total_us(&text)).unwrap_or(0)
+fn stalls_us(source: Option<&Source>) -> u64 {
+    let mut text = [0; 256];
+    let len = source.and_then(|source| source.file.read_at(&mut text, 0).ok()).unwrap_or(0);
+    str::from_utf8(&text[..len]).ok().and_then(total_us).unwrap_or(0)
 }
 
 /// Returns the total of the line `some`.
@@ -96,22 +114,19 @@ fn total_us(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]
     fn the_total_of_some_is_read() {
-        let text = "some avg10=0.00 avg60=0.01 avg300=0.00 total=123456\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=99\n";
-        assert_eq!(total_us(text), Some(123_456));
-        assert_eq!(total_us("full avg10=0.00 total=1"), None);
-        assert_eq!(total_us(""), None);
+        let full = "full avg10=0.00 avg60=0.00 avg300=0.00 total=99\n";
+        let both = format!("some avg10=0.00 avg60=0.01 avg300=0.00 total=123456\n{full}");
+        assert_eq!([both.as_str(), full, ""].map(total_us), [Some(123_456), None, None]);
     }
 
     #[test]
     fn the_limit_shrinks_below_the_goal_and_grows_above() {
         assert_eq!((factor(0.0), factor(1.0)), (1.0 - MOST_SHRINKING, 1.0));
-        assert!(factor(0.9) < 1.0 && factor(0.9) > factor(0.1));
+        assert!(factor(0.1) < factor(0.9) && factor(0.9) < 1.0);
         assert!(factor(1.1) > 1.0 && factor(1e9) <= 1.0 + MOST_GROWTH);
     }
 }

@@ -8,22 +8,18 @@
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// Signals that a thread's own instructions cause: a thread that blocks these ends the process all the same,
-/// without a message.
+/// What a thread's own instructions cause: that ends the process though it is blocked, without a message.
 const OF_FAULTS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
 
 /// Blocks all signals but those of faults in this thread until it is dropped.
-pub struct Blocked {
+pub(crate) struct Blocked {
     before: libc::sigset_t,
 }
 
 impl Blocked {
-    /// Blocks them.
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Blocked {
+    pub(crate) fn new() -> Blocked {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: the first call makes the set, and the last one the set of before. They fail only for
-        // invalid arguments.
+        // SAFETY: the first call makes the set, and the last one that of before. All arguments are valid.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for signal in OF_FAULTS {

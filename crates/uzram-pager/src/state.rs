@@ -15,18 +15,18 @@
 //!   ^           │       └───────┼──┤
 //!   │           │               │  └─> Waiting ──> Loading (touched: opened again)
 //!   │           │               └──────── │ (not touched for a while)
-//!   │           └─> Bad (cannot be read)     all but Loading, Leaving ──> Gone ──> New (unmapped)
+//!   │           └─> Bad (cannot be read)  └─> New (discarded)
 //!   └── a load that failed and may be tried again
 //! ```
 //!
 //! `Loading` and `Leaving` belong to the thread that made them; all others wait for it. A thread that is
-//! trapped meanwhile sets *wanted*. The owner sees the bit when it ends the state, by an exchange: it wakes
-//! the threads that wait, and if the page has left, it loads it again at once.
+//! trapped meanwhile sets *wanted*. The owner sees the bit when it ends the state, by an exchange, and has
+//! the threads that wait go on: they touch the page again.
 //!
 //! - *copied*: the store still has the contents that the page was loaded with. The program may have changed
-//!   them since.
-//! - *pinned*: the page is not evicted. Set when the pin is in the region's list, and cleared under the lock
-//!   of that.
+//!   them since. Of a page that has an owner, the same bit says *discarded*: its contents are not needed any
+//!   more, and the owner frees them.
+//! - *pinned*: the page is not evicted.
 //! - *access*: how the program says that it will touch the page ([`Access`]).
 
 use crate::sync::{AtomicU8, Ordering};
@@ -47,10 +47,8 @@ pub(crate) enum Place {
     Leaving = 4,
     /// In the store, which cannot read them.
     Bad = 5,
-    /// Nowhere: the memory is being unmapped.
-    Gone = 6,
     /// In memory, and trapped: it is to leave unless it is touched.
-    Waiting = 7,
+    Waiting = 6,
 }
 
 const PLACE: u8 = 7;
@@ -75,7 +73,6 @@ pub enum Access {
     Sequential = 2,
 }
 
-/// A value of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen(u8);
 
@@ -88,19 +85,22 @@ impl Seen {
             3 => Place::Loading,
             4 => Place::Leaving,
             5 => Place::Bad,
-            6 => Place::Gone,
             _ => Place::Waiting,
         }
     }
 
-    /// Returns the value of a page whose owner takes it to another place. Whether the store has a copy is
-    /// said when it is there.
+    /// Returns the value on the way to another place. Whether the store has a copy is said when it is there.
     fn going(self, to: Place) -> u8 {
         to as u8 | self.0 & KEPT
     }
 
+    /// Returns whether the store has a copy; of a page that has an owner, whether it is discarded.
     pub(crate) fn is_copied(self) -> bool {
         self.0 & COPIED != 0
+    }
+
+    pub(crate) fn is_owned(self) -> bool {
+        matches!(self.place(), Place::Loading | Place::Leaving)
     }
 
     pub(crate) fn access(self) -> Access {
@@ -119,14 +119,16 @@ impl Seen {
 /// What a trapped touch finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touched {
-    /// The caller is to load the page: it owns the state `Loading` now. Says whether the store has contents.
-    Load { stored: bool },
-    /// The caller is to open the page, which is in memory: it owns the state `Loading` now. Says whether the
-    /// store has a copy.
-    Open { copied: bool },
-    /// It is in memory already.
+    /// The caller is to load the page, which it owns now.
+    Load {
+        stored: bool,
+    },
+    /// The caller is to open the page, which is in memory, and which it owns now.
+    Open {
+        copied: bool,
+    },
     In,
-    /// Another thread owns the state and was told that the page is wanted.
+    /// Another thread owns it, and was told that it is wanted.
     Busy,
     /// There is nothing to load.
     Lost,
@@ -145,75 +147,46 @@ impl State {
         Seen(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the state by `change` until that gives `None`; returns the old value of a change that was
-    /// made.
+    /// Changes the state, unless `change` gives `None`. Returns the old value of a change that was made.
     fn update(&self, mut change: impl FnMut(Seen) -> Option<u8>) -> Option<Seen> {
-        let mut seen = self.get();
-        loop {
-            let new = change(seen)?;
-            match self.0.compare_exchange_weak(seen.0, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(seen),
-                Err(now) => seen = Seen(now),
-            }
-        }
+        let change = |seen| change(Seen(seen));
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).ok().map(Seen)
     }
 
     /// Notes that the page was touched while it was not in memory.
     pub(crate) fn touch(&self) -> Touched {
         let mut touched = Touched::Lost;
         self.update(|seen| {
-            let (new, what) = match seen.place() {
-                Place::New => (Some(seen.going(Place::Loading)), Touched::Load { stored: false }),
-                Place::Out => (Some(seen.going(Place::Loading)), Touched::Load { stored: true }),
-                Place::Waiting => {
-                    (Some(seen.going(Place::Loading)), Touched::Open { copied: seen.is_copied() })
-                }
-                Place::In => (None, Touched::In),
-                Place::Loading | Place::Leaving if seen.0 & WANTED != 0 => (None, Touched::Busy),
-                Place::Loading | Place::Leaving => (Some(seen.0 | WANTED), Touched::Busy),
-                Place::Bad | Place::Gone => (None, Touched::Lost),
+            touched = match seen.place() {
+                Place::New => Touched::Load { stored: false },
+                Place::Out => Touched::Load { stored: true },
+                Place::Waiting => Touched::Open { copied: seen.is_copied() },
+                Place::In => Touched::In,
+                Place::Loading | Place::Leaving => Touched::Busy,
+                Place::Bad => Touched::Lost,
             };
-            touched = what;
-            new
+            match touched {
+                Touched::Load { .. } | Touched::Open { .. } => Some(seen.going(Place::Loading)),
+                Touched::Busy if seen.0 & WANTED == 0 => Some(seen.0 | WANTED),
+                _ => None,
+            }
         });
         touched
     }
 
-    /// Makes the caller the owner of a page that `may` go there, to `Loading` or `Leaving`; returns its state
-    /// of before.
-    fn start(&self, to: Place, may: impl Fn(Seen) -> bool) -> Option<Seen> {
-        self.update(|seen| may(seen).then(|| seen.going(to)))
+    /// Takes the page from a place, if it is there, to `Loading` or `Leaving`: it belongs to the caller then.
+    /// Returns whether the store has a copy. What is pinned does not begin to leave.
+    pub(crate) fn start(&self, from: Place, to: Place) -> Option<bool> {
+        let stays = |seen: Seen| seen.is_pinned() && (from, to) == (Place::In, Place::Leaving);
+        let may = |seen: Seen| seen.place() == from && !stays(seen);
+        self.update(|seen| may(seen).then(|| seen.going(to))).map(Seen::is_copied)
     }
 
-    /// Starts to load the page, if it is not in memory and no other thread is at it; returns whether the
-    /// store has contents.
+    /// Starts to load the page, if it is to be loaded. Returns whether the store has contents.
     pub(crate) fn start_load(&self) -> Option<bool> {
-        let old = self.start(Place::Loading, |seen| matches!(seen.place(), Place::New | Place::Out));
+        let may = |seen: Seen| matches!(seen.place(), Place::New | Place::Out);
+        let old = self.update(|seen| may(seen).then(|| seen.going(Place::Loading)));
         old.map(|old| old.place() == Place::Out)
-    }
-
-    /// Starts to look whether a page in memory is there; returns whether the store has a copy. The caller
-    /// ends the state.
-    pub(crate) fn start_look(&self) -> Option<bool> {
-        self.start(Place::Loading, |seen| seen.place() == Place::In).map(Seen::is_copied)
-    }
-
-    /// Starts to take the page out of memory, if it is there and not pinned; returns whether the store has a
-    /// copy.
-    pub(crate) fn start_leave(&self) -> Option<bool> {
-        let may_leave = |seen: Seen| seen.place() == Place::In && !seen.is_pinned();
-        self.start(Place::Leaving, may_leave).map(Seen::is_copied)
-    }
-
-    /// Starts to have a page leave that waits for that; returns whether the store has a copy.
-    pub(crate) fn start_last(&self) -> Option<bool> {
-        self.start(Place::Leaving, |seen| seen.place() == Place::Waiting).map(Seen::is_copied)
-    }
-
-    /// Starts to empty a page, if it is in this place; returns whether the store has a copy. It belongs to
-    /// the caller then.
-    pub(crate) fn start_discard(&self, place: Place) -> Option<bool> {
-        self.start(Place::Loading, |seen| seen.place() == place).map(Seen::is_copied)
     }
 
     /// Has the owner of a page in this place wake this thread; returns false if it is not there.
@@ -221,35 +194,30 @@ impl State {
         self.update(|seen| (seen.place() == place).then_some(seen.0 | WANTED)).is_some()
     }
 
-    /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the page was wanted
-    /// meanwhile.
-    pub(crate) fn end(&self, place: Place, copied: bool) -> bool {
-        let new = |seen: Seen| Some(seen.going(place) | if copied { COPIED } else { 0 });
-        self.update(new).is_some_and(|old| old.0 & WANTED != 0)
+    /// Has the owner of a page free its contents when it ends its state; returns false if none owns it.
+    pub(crate) fn discard_later(&self) -> bool {
+        self.update(|seen| seen.is_owned().then_some(seen.0 | COPIED)).is_some()
     }
 
-    /// Sets how the page is going to be touched.
+    /// Ends the state of a page that the caller owns. Returns whether threads wait for it; `None` if its
+    /// contents are not needed any more: then the caller still owns it, and frees what it has of them.
+    pub(crate) fn end(&self, place: Place, copied: bool) -> Option<bool> {
+        let copied = if copied { COPIED } else { 0 };
+        let end = |seen: Seen| if seen.is_copied() { seen.0 & !COPIED } else { seen.going(place) | copied };
+        let old = self.update(|seen| Some(end(seen)))?;
+        (!old.is_copied()).then_some(old.0 & WANTED != 0)
+    }
+
     pub(crate) fn set_access(&self, access: Access) {
         self.update(|seen| Some(seen.0 & !ACCESS | (access as u8) << ACCESS_SHIFT));
     }
 
-    /// Sets whether the page is pinned.
     pub(crate) fn pin(&self, pinned: bool) {
         self.update(|seen| Some(if pinned { seen.0 | PINNED } else { seen.0 & !PINNED }));
     }
 
-    /// Takes the page away for good, unless a thread owns it; returns its state of before.
-    pub(crate) fn close(&self) -> Option<Seen> {
-        let close = |seen: Seen| {
-            let is_owned = matches!(seen.place(), Place::Loading | Place::Leaving);
-            (!is_owned).then_some(Place::Gone as u8)
-        };
-        self.update(close)
-    }
-
-    /// Makes a closed page new. One that is new already is not written: the table's pages take memory when
-    /// they are.
-    pub(crate) fn reopen(&self) {
+    /// Forgets what was said of a page that nobody has any more. The table takes memory when it is written.
+    pub(crate) fn reset(&self) {
         if self.0.load(Ordering::Relaxed) != Place::New as u8 {
             self.0.store(Place::New as u8, Ordering::Release);
         }

@@ -3,32 +3,24 @@
 use uzram::cpu::PerCpu;
 use uzram::sync::Counter;
 
-/// Pages that a pager has outside memory, of 4096 bytes.
+/// Pages that a pager has outside memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stored {
-    /// Pages that are in memory compressed, or as they are if they cannot be compressed.
-    pub compressed_pages: u64,
-    /// The bytes that these take, without metadata.
-    pub compressed_bytes: u64,
-    /// Pages in the spill file.
-    pub spilled_pages: u64,
+pub(crate) struct Stored {
+    /// What is in memory, compressed or as it is if it cannot be, and what that takes without metadata.
+    pub(crate) compressed_pages: u64,
+    pub(crate) compressed_bytes: u64,
+    pub(crate) spilled_pages: u64,
     /// All bytes that were written to the spill file so far.
-    pub spill_written_bytes: u64,
+    pub(crate) spill_written_bytes: u64,
 }
 
-/// What a [`Memory`](crate::Memory) holds, and what was done.
+/// All figures of a pager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryStats {
-    /// Whether the pager has taken over. Without it all other figures are 0.
-    pub runs: bool,
-    /// The pager's figures.
-    pub pager: PagerStats,
-    /// What is outside memory.
-    pub stored: Stored,
+pub(crate) struct MemoryStats {
+    pub(crate) pager: PagerStats,
+    pub(crate) stored: Stored,
     /// The most of that so far.
-    pub most_stored: Stored,
+    pub(crate) most_stored: Stored,
 }
 
 macro_rules! counts {

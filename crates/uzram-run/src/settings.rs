@@ -1,86 +1,79 @@
-//! What `uzram run` has asked for: environment variables, so that programs which the program starts have the
-//! same.
+//! The settings of a run, from the environment.
 
-use std::ffi::{CStr, OsStr, c_char};
-use std::os::unix::ffi::OsStrExt;
+use crate::control::PREFIX;
+use crate::predecessor;
+use core::ffi::{CStr, c_char};
 
-use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
-
-use crate::figures;
-
-/// A program that never uses more has no pager: neither a thread, nor anything to do when it forks. At most
-/// this share of the limit.
-const PLAIN_BYTES: u64 = 16 << 20;
-const PLAIN_SHARE: u64 = 4;
-
-pub struct Asked {
-    pub memory: Settings,
-    pub limit_bytes: u64,
-    /// Whether there is a spill file.
-    pub spills: bool,
-    pub stats: bool,
-    pub json: bool,
-    /// The process that `uzram run` has become.
-    pub first_process: Option<u32>,
+/// What the library itself needs of the environment.
+pub struct Settings<'a> {
+    /// The path of the image.
+    pub image: Option<&'a CStr>,
+    /// The program must not run without a limit.
+    pub is_hard: bool,
+    /// Where the ids of the pager and the keeper of the program that executed this one are: 0 for none.
+    pub processes: Option<&'a CStr>,
+    environment: *const *const c_char,
 }
 
-/// The environment that a program starts with.
-pub struct Environment(*const *const c_char);
-
-impl Environment {
+impl Settings<'_> {
+    /// Reads the settings; `None` if there is no limit.
+    ///
     /// # Safety
-    /// `start` is the null-terminated array of strings that the loader passes on.
-    pub unsafe fn new(start: *const *const c_char) -> Environment {
-        Environment(start)
-    }
-
-    fn get(&self, name: &str) -> Option<&OsStr> {
-        let mut at = self.0;
-        // SAFETY: the array has more entries up to the null.
-        while !at.is_null() && !unsafe { *at }.is_null() {
-            // SAFETY: the entry is a string; the array goes on behind it.
-            let entry = unsafe { CStr::from_ptr(*at).to_bytes() };
-            if let Some(value) = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
-            {
-                return Some(OsStr::from_bytes(value));
+    /// The list ends with null, as `environ`; it and its strings are valid, and do not change.
+    pub unsafe fn read(environment: *const *const c_char) -> Option<Self> {
+        let mut settings = Self { image: None, is_hard: false, processes: None, environment };
+        let mut has_limit = false;
+        for variable in settings.variables() {
+            let setting = &variable.to_bytes_with_nul()[PREFIX.len()..];
+            has_limit |= setting.starts_with(b"LIMIT=");
+            settings.is_hard |= setting.starts_with(b"HARD=");
+            if let Some(path) = setting.strip_prefix(b"IMAGE=") {
+                settings.image = CStr::from_bytes_with_nul(path).ok();
             }
-            // SAFETY: as above.
-            at = unsafe { at.add(1) };
+            if setting.starts_with(predecessor::NAME) && setting.len() == predecessor::SETTING_BYTES {
+                settings.processes = Some(variable);
+            }
         }
-        None
+        has_limit.then_some(settings)
     }
 
-    fn number(&self, name: &str) -> Option<u64> {
-        self.get(name)?.to_str()?.parse().ok()
+    /// What is passed on to the image: each variable that begins with the prefix.
+    pub fn variables<'b>(&self) -> impl Iterator<Item = &'b CStr> + use<'b> {
+        let mut at = self.environment;
+        let strings = core::iter::from_fn(move || {
+            // SAFETY: as `read` says: null, or not behind the list's end.
+            let string = *unsafe { at.as_ref() }?;
+            // SAFETY: the list goes on if this is not its end, and then the string is valid.
+            (!string.is_null()).then(|| unsafe {
+                at = at.add(1);
+                CStr::from_ptr(string)
+            })
+        });
+        strings.filter(|variable| variable.to_bytes().starts_with(PREFIX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(list: &[&'static CStr], then: impl FnOnce(Option<Settings<'_>>)) {
+        let list: Vec<_> = list.iter().map(|string| string.as_ptr()).chain([core::ptr::null()]).collect();
+        // SAFETY: the list ends with null, and lives.
+        then(unsafe { Settings::read(list.as_ptr()) });
     }
 
-    /// Returns what is asked for; `None` if nothing is, or what is there is not from `uzram run`.
-    pub fn asked(&self) -> Option<Asked> {
-        let limit_bytes = self.number("UZRAM_RUN_LIMIT").filter(|bytes| *bytes >= LEAST_LIMIT_BYTES)?;
-        let mut pager = Pager::builder().limit(limit_bytes).trap(TrapKind::Uffd);
-        if let Some(goal) = self.get("UZRAM_RUN_PRESSURE").and_then(OsStr::to_str) {
-            pager = pager.pressure(goal.parse().ok()?);
-        }
-        if let Some(algorithm) = self.get("UZRAM_RUN_ALGORITHM").and_then(OsStr::to_str) {
-            pager = pager.algorithm(algorithm.parse().ok()?);
-        }
-        let spill = self.get("UZRAM_RUN_SPILL").zip(self.number("UZRAM_RUN_SPILL_BYTES"));
-        if let Some((dir, bytes)) = spill {
-            pager = pager.spill(dir, bytes);
-        }
-        Some(Asked {
-            memory: Settings {
-                pager,
-                plain_bytes: PLAIN_BYTES.min(limit_bytes / PLAIN_SHARE),
-                hard: self.get("UZRAM_RUN_HARD").is_some(),
-                on_excess: || {},
-                on_figures: figures::publish,
-            },
-            limit_bytes,
-            spills: spill.is_some(),
-            stats: self.get("UZRAM_RUN_STATS").is_some(),
-            json: self.get("UZRAM_RUN_JSON").is_some(),
-            first_process: self.number("UZRAM_RUN_PID").and_then(|pid| pid.try_into().ok()),
-        })
+    #[test]
+    fn what_begins_with_the_prefix_counts_if_there_is_a_limit() {
+        read(&[c"UZRAM_RUN_IMAGE=/x", c"LIMIT=1", c"UZRAM_RUN_LIMITS=1"], |none| assert!(none.is_none()));
+        // SAFETY: null is an empty list.
+        assert!(unsafe { Settings::read(core::ptr::null()) }.is_none());
+        let list = [c"PATH=/bin", c"UZRAM_RUN_IMAGE=/a b", c"UZRAM_RUN_LIMIT=5", c"XUZRAM_RUN_HARD=1"];
+        read(&list, |settings| {
+            let settings = settings.unwrap();
+            assert_eq!((settings.image, settings.is_hard), (Some(c"/a b"), false));
+            assert!(settings.variables().eq([list[1], list[2]]));
+        });
+        read(&[c"UZRAM_RUN_HARD=", c"UZRAM_RUN_LIMIT="], |settings| assert!(settings.unwrap().is_hard));
     }
 }

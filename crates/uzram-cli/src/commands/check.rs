@@ -23,11 +23,11 @@ use uzram::units::{format_size, parse_size};
 use uzram_pager::TrapKind;
 use uzram_serve::fuse;
 
-use crate::commands::run;
 use crate::config::plan::{Attached, DaemonPlan, DevicePlan};
 use crate::daemon::start;
 use crate::failure::{Failure, Result};
 use crate::output::report;
+use crate::system::run_files;
 
 /// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
 #[derive(clap::Args)]
@@ -282,7 +282,8 @@ fn swap() -> Finding {
 }
 
 fn run_library() -> Finding {
-    let tried = run::library().map(|path| path.display().to_string()).map_err(Failure::into_line);
+    let built = run_files::built();
+    let tried = built.map(|_| "it is in this program".to_owned()).map_err(Failure::into_line);
     let follows = ["uzram run can load it into programs", "uzram run cannot manage a program's memory"];
     Finding::of("run library", tried, follows)
 }

@@ -1,18 +1,22 @@
 //! `uzram run`: a program whose memory is compressed when it is cold.
 //!
-//! It says in the environment what is wanted, and becomes the program (execve(2)): the loader loads the
-//! library `libuzram_run.so` into it, which does the rest.
+//! It says in the environment what is wanted, and becomes the program (execve(2)): the loader loads a small
+//! library into it, which starts the pager's process. Both files are in this program
+//! ([`run_files`]).
 
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::ValueEnum;
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat};
+use rustix::io::Errno;
 use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
@@ -22,13 +26,13 @@ use crate::config::size_expr;
 use crate::failure::{Context, Exit, Failure, Result};
 use crate::output;
 use crate::system::find_program::find_program;
-use crate::system::program_file::{self, Kind};
+use crate::system::program_file;
+use crate::system::run_files::{self, RunFiles};
 use crate::terminal::live;
 
 /// The default of a spill file's size, in limits.
 const SPILL_LIMITS: u64 = 4;
 const SPILL_DIR: &str = "/var/tmp";
-const LIBRARY: &str = "libuzram_run.so";
 
 /// Run a program in less memory: what it does not use is compressed.
 ///
@@ -64,11 +68,21 @@ pub struct RunArgs {
     #[arg(long, value_name = "ALGORITHM")]
     algorithm: Option<String>,
     /// Print all figures when a process ends, each one that the program starts included
-    #[arg(long)]
-    stats: bool,
+    #[arg(long, value_name = "FORM", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    stats: Option<Stats>,
+    /// Print nothing when the program ends
+    #[arg(long, conflicts_with = "stats")]
+    quiet: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// How figures are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stats {
+    Text,
+    Json,
 }
 
 fn parse_limit(text: &str) -> std::result::Result<u64, String> {
@@ -80,11 +94,10 @@ fn parse_limit(text: &str) -> std::result::Result<u64, String> {
 }
 
 pub fn run(args: &RunArgs) -> Result<Infallible> {
-    let ours = |failure: Failure| match failure.exit() {
+    start(args).map_err(|failure| match failure.exit() {
         Exit::Failed | Exit::Usage => failure.with_exit(Exit::RunFailed),
         _ => failure,
-    };
-    start(args).map_err(ours)
+    })
 }
 
 fn start(args: &RunArgs) -> Result<Infallible> {
@@ -92,43 +105,44 @@ fn start(args: &RunArgs) -> Result<Infallible> {
     let program = find(name)?;
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
-    match program_file::kind(&program).map_err(|error| cannot_run(&program, &error))? {
-        Kind::Dynamic => {}
-        kind => {
-            let why = format!("{} {}: its memory is not managed", program.display(), kind.why());
-            if args.hard {
-                return Err(Failure::line(format!("{why}, and --hard was given")));
-            }
+    // Kept until this process has become the program.
+    let _files = match obstacle(&program)?.map(|why| format!("{why}: its memory is not managed")) {
+        None => Some(manage(&mut command, args)?),
+        Some(why) if args.hard => return Err(Failure::line(format!("{why}, and --hard was given"))),
+        Some(why) => {
             live::error_line(&why);
-            return become_program(command, &program);
+            None
         }
+    };
+    let error = command.exec();
+    Err(cannot_run(&program, &error))
+}
+
+/// Returns why the memory of a program cannot be managed, if it cannot.
+fn obstacle(program: &Path) -> Result<Option<String>> {
+    let why = program_file::obstacle(program).map_err(|error| cannot_run(program, &error))?;
+    if let Some(why) = why {
+        return Ok(Some(format!("{} {why}", program.display())));
     }
-    if args.hard && uzram_pager::is_address_space_limited() {
-        let why = "a program whose address space or data is limited (ulimit -v, ulimit -d) is not managed";
-        return Err(Failure::line(format!("{why}, and --hard was given")));
-    }
-    TrapKind::Uffd.check().map_err(|error| {
-        Failure::line(format!("{error}. In a container: docker run --device /dev/userfaultfd"))
-    })?;
+    let in_container = "in a container: docker run --device /dev/userfaultfd";
+    Ok(TrapKind::Uffd.check().err().map(|error| format!("{error} ({in_container})")))
+}
+
+/// Tells the library in a command's environment what is wanted.
+fn manage(command: &mut Command, args: &RunArgs) -> Result<RunFiles> {
     let limit = match args.limit {
         Some(limit) => limit,
         None => uzram::machine_memory::read()?.limit_bytes,
     };
-    let library = library()?;
-    let mut preload = library.into_os_string();
-    if let Some(before) = env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
-        preload.push(":");
-        preload.push(before);
-    }
-    command.env("LD_PRELOAD", preload);
-    for name in ["PRESSURE", "SPILL", "SPILL_BYTES", "HARD", "ALGORITHM", "STATS", "JSON"] {
+    for name in ["PRESSURE", "SPILL", "SPILL_BYTES", "HARD", "ALGORITHM", "STATS", "JSON", "QUIET"] {
         command.env_remove(format!("UZRAM_RUN_{name}"));
     }
     command.env("UZRAM_RUN_LIMIT", limit.to_string());
     command.env("UZRAM_RUN_PID", std::process::id().to_string());
+    command.env("UZRAM_RUN_PROCESSES", "0000000000,0000000000");
     if let Some(goal) = args.pressure {
         if !(goal > 0.0 && goal <= 100.0) {
-            return Err(Failure::usage("--pressure is a percentage above 0, up to 100".to_owned()));
+            return Err(Failure::usage("--pressure is a percentage above 0, up to 100"));
         }
         command.env("UZRAM_RUN_PRESSURE", goal.to_string());
     }
@@ -137,38 +151,58 @@ fn start(args: &RunArgs) -> Result<Infallible> {
         command.env("UZRAM_RUN_ALGORITHM", algorithm);
     }
     if !args.no_spill {
-        let spill = args.spill.as_deref().unwrap_or(OsStr::new(SPILL_DIR));
-        let (dir, bytes) = split_spill(spill, limit)?;
-        let dir = fs::canonicalize(&dir).context(|| format!("--spill: {}", Path::new(&dir).display()))?;
-        check_file_size("a spill file", bytes).map_err(|error| {
-            Failure::line(format!("{error}; or give a smaller --spill DIR:SIZE, or --no-spill"))
-        })?;
+        let (dir, bytes) = spill(args.spill.as_deref().unwrap_or(OsStr::new(SPILL_DIR)), limit)?;
         command.env("UZRAM_RUN_SPILL", dir).env("UZRAM_RUN_SPILL_BYTES", bytes.to_string());
     }
-    for (name, is_set) in [("HARD", args.hard), ("STATS", args.stats), ("JSON", output::is_json())] {
-        if is_set {
-            command.env(format!("UZRAM_RUN_{name}"), "1");
-        }
+    let is_json = output::is_json() || args.stats == Some(Stats::Json);
+    let flags =
+        [("HARD", args.hard), ("STATS", args.stats.is_some()), ("JSON", is_json), ("QUIET", args.quiet)];
+    for (name, _) in flags.into_iter().filter(|(_, is_set)| *is_set) {
+        command.env(format!("UZRAM_RUN_{name}"), "1");
     }
-    become_program(command, &program)
+    let files = run_files::lay_out()?;
+    command.env("LD_PRELOAD", preload(env::var_os("LD_PRELOAD"), &files.library));
+    command.env("UZRAM_RUN_IMAGE", &files.image);
+    Ok(files)
 }
 
-fn become_program(mut command: Command, program: &Path) -> Result<Infallible> {
-    let error = command.exec();
-    Err(cannot_run(program, &error))
+/// Returns the list of libraries to load first: the user's own, then ours. One of an outer `uzram run` goes.
+fn preload(own: Option<OsString>, library: &Path) -> OsString {
+    let own = own.unwrap_or_default();
+    let names = own.as_bytes().split(|byte| matches!(byte, b':' | b' '));
+    let is_kept = |name: &&[u8]| !name.is_empty() && !run_files::is_library(OsStr::from_bytes(name));
+    let kept = names.filter(is_kept).chain([library.as_os_str().as_bytes()]);
+    OsString::from_vec(kept.collect::<Vec<_>>().join(&b':'))
 }
 
-fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
-    use std::os::unix::ffi::OsStrExt;
+/// Returns the folder of a spill file, in which files can be made, and the most bytes.
+fn spill(text: &OsStr, limit: u64) -> Result<(PathBuf, u64)> {
     let bytes = text.as_bytes();
     let colon = bytes.iter().rposition(|byte| *byte == b':');
-    match colon.map(|at| (&bytes[..at], std::str::from_utf8(&bytes[at + 1..]))) {
-        Some((dir, Ok(size))) => {
-            let size = size_expr::of_option(size).usage(|| "--spill DIR:SIZE")?;
-            Ok((OsStr::from_bytes(dir).to_owned(), size))
+    let (dir, size) = match colon.map(|at| (&bytes[..at], str::from_utf8(&bytes[at + 1..]))) {
+        Some((dir, Ok(size))) => (dir, size_expr::of_option(size).usage(|| "--spill DIR:SIZE")?),
+        _ => (bytes, limit.saturating_mul(SPILL_LIMITS)),
+    };
+    let dir = Path::new(OsStr::from_bytes(dir));
+    let usable = fs::canonicalize(dir).and_then(|path| {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            // A file system without files that have no name: the pager makes one with a name.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                accessat(CWD, &path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
+            }
+            opened => drop(opened?),
         }
-        _ => Ok((text.to_owned(), limit.saturating_mul(SPILL_LIMITS))),
-    }
+        Ok(path)
+    });
+    let usable = usable.map_err(|error| {
+        let what = format!("no spill file can be in {}: {error}", dir.display());
+        Failure::line(format!("{what}; give another --spill DIR, or --no-spill"))
+    })?;
+    check_file_size("a spill file", size).map_err(|error| {
+        Failure::line(format!("{error}; or give a smaller --spill DIR:SIZE, or --no-spill"))
+    })?;
+    Ok((usable, size))
 }
 
 fn find(name: &OsStr) -> Result<PathBuf> {
@@ -185,33 +219,4 @@ fn find(name: &OsStr) -> Result<PathBuf> {
 fn cannot_run(program: &Path, error: &io::Error) -> Failure {
     let exit = if error.kind() == ErrorKind::NotFound { Exit::NotFound } else { Exit::NotExecutable };
     Failure::line(format!("cannot run {}: {error}", program.display())).with_exit(exit)
-}
-
-/// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to
-/// change as this program.
-pub fn library() -> Result<PathBuf> {
-    let program = env::current_exe().context(|| "cannot find this program's file")?;
-    let dir = program.parent().unwrap_or(Path::new("/"));
-    let places = [dir.join(LIBRARY), dir.join("../lib/uzram").join(LIBRARY)];
-    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
-    let failed = |why: String| Err(Failure::line(why));
-    let Some(library) = found else {
-        return failed(format!(
-            "{LIBRARY} is neither beside uzram nor in ../lib/uzram: `cargo build --release` builds both; install them together"
-        ));
-    };
-    let shown = library.display();
-    // ld.so splits the list at colons and spaces.
-    if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b':' | b' ')) {
-        return failed(format!("the loader finds no library in a folder with a colon or a space: {shown}"));
-    }
-    let meta = fs::metadata(&library).context(|| &shown)?;
-    let mine = rustix::process::geteuid().as_raw();
-    if (meta.uid() != 0 && meta.uid() != mine) || meta.mode() & 0o002 != 0 {
-        return failed(format!("{shown} can be changed by other users: not used"));
-    }
-    match program_file::flaw(&library).context(|| &shown)? {
-        Some(flaw) => failed(format!("{shown} {flaw}; install it again, with uzram")),
-        None => Ok(library),
-    }
 }

@@ -11,5 +11,6 @@ pub mod program;
 pub mod program_file;
 pub mod programs;
 pub mod protect;
+pub mod run_files;
 pub mod runtime_dir;
 pub mod state_dir;

@@ -1,24 +1,31 @@
-//! Programs that run under `uzram run`: their figures, as their processes publish them.
+//! Programs that run under `uzram run`: their figures, as their pagers publish them.
 //!
-//! Each has them in a memfd ([`Figures`]), found among its descriptors. Any process can have a file that
-//! looks so: what is opened is known to be in the kernel's memory before it is, and each length is bounded.
+//! A pager is a process of its own, a child of its program, and in the program's memory. It has the figures
+//! in a memfd ([`Figures`]), found among its descriptors. Any process can take a pager's name, and have a
+//! file that looks so: what is opened is known to be in the kernel's memory before it is, each length is
+//! bounded, and figures are believed of the process alone whose memory the pager has ([`is_pager_of`]).
 
+use std::ffi::CStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, FileType, MemfdFlags, Mode, OFlags, StatxFlags};
-use rustix::io::Errno;
-use uzram_pager::{Figures, descriptors};
+use uzram_pager::Figures;
 
 use crate::system::process_status::status_field;
 
 /// How often figures are read until they are the same twice, so that they are all of one time.
 const TRIES: usize = 10;
-/// The most of `/proc/PID/status` that is read: the groups in it may be many.
-const MOST_STATUS_BYTES: u64 = 1 << 20;
-/// The most of `/proc/PID/comm`.
-const MOST_COMMAND_BYTES: u64 = 64;
+/// The most that is read of a process's status: the groups in it may be many.
+const MOST_BYTES: u64 = 1 << 20;
+/// The most descriptors of a pager that are looked at: a process may have a million.
+const MOST_FILES: usize = 4096;
+/// The name of a pager's process.
+const PAGER: &str = "uzram-pager";
+/// kcmp(2), `<linux/kcmp.h>`: whether two processes have one memory.
+const KCMP_VM: libc::c_int = 1;
+const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::DIRECTORY);
 
 /// A program that runs under `uzram run`.
 pub struct Program {
@@ -28,113 +35,136 @@ pub struct Program {
     pub figures: Figures,
 }
 
-/// The file system of memfds, by the device numbers that its files have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct MemoryFiles {
-    major: u32,
-    minor: u32,
-}
-
-/// Returns all programs that this process may look at, in the order of their processes; without this process.
+/// Returns all programs that this process may look at, in the order of their processes.
 pub fn all() -> Vec<Program> {
-    let Some(memory_files) = MemoryFiles::find() else { return Vec::new() };
+    let memfd = rustix::fs::memfd_create("uzram-list", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL);
+    let Some(memfds) = memfd.ok().and_then(FileSystem::of) else { return Vec::new() };
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut ids: Vec<u32> = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    ids.sort_unstable();
-    let ids = ids.into_iter().filter(|id| *id != std::process::id());
-    ids.filter_map(|id| program(id, memory_files).ok().flatten()).collect()
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut programs: Vec<Program> = ids.filter_map(|id| program_of_pager(id, memfds)).collect();
+    programs.sort_unstable_by_key(|program| program.id);
+    programs.dedup_by_key(|program| program.id);
+    programs
 }
 
 /// Returns the program of a process, if it runs under `uzram run`, and this process may look at it.
 pub fn of(id: u32) -> Option<Program> {
-    program(id, MemoryFiles::find()?).ok().flatten()
+    all().into_iter().find(|program| program.id == id)
 }
 
-impl MemoryFiles {
-    fn find() -> Option<MemoryFiles> {
-        let flags = MemfdFlags::CLOEXEC;
-        // The second is not known before Linux 6.3, and the first may be forbidden since then.
-        let file = rustix::fs::memfd_create("uzram-list", flags | MemfdFlags::NOEXEC_SEAL)
-            .or_else(|_| rustix::fs::memfd_create("uzram-list", flags));
-        MemoryFiles::of(&file.ok()?).ok()
-    }
+/// A file system, by the device numbers that its files have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FileSystem(u32, u32);
 
+impl FileSystem {
     /// Returns that of a file. Asks nobody, such as a server of files that does not answer.
-    fn of(file: impl AsFd) -> Result<MemoryFiles, Errno> {
+    fn of(file: impl AsFd) -> Option<FileSystem> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let stat = rustix::fs::statx(file, c"", flags, StatxFlags::empty())?;
-        Ok(MemoryFiles { major: stat.stx_dev_major, minor: stat.stx_dev_minor })
+        let stat = rustix::fs::statx(file, c"", flags, StatxFlags::empty()).ok()?;
+        Some(FileSystem(stat.stx_dev_major, stat.stx_dev_minor))
     }
 }
 
-fn program(id: u32, memory_files: MemoryFiles) -> Result<Option<Program>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    // As it is open, another process that gets its number is not taken for it.
-    let dir = rustix::fs::open(format!("/proc/{id}"), flags | OFlags::DIRECTORY, Mode::empty())?;
-    let fds = rustix::fs::openat(&dir, c"fd", flags | OFlags::DIRECTORY, Mode::empty())?;
+/// A process, of which nothing is asked but by its directory: another one that gets its number is not taken
+/// for it.
+struct Process {
+    id: u32,
+    dir: OwnedFd,
+}
+
+impl Process {
+    fn open(id: u32) -> Option<Process> {
+        let dir = rustix::fs::open(format!("/proc/{id}"), OPEN_DIR, Mode::empty()).ok()?;
+        Some(Process { id, dir })
+    }
+
+    /// Reads the beginning of one of its files.
+    fn text(&self, name: &CStr) -> Option<String> {
+        let file =
+            rustix::fs::openat(&self.dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let mut bytes = Vec::new();
+        File::from(file).take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn name(&self) -> Option<String> {
+        Some(self.text(c"comm")?.trim_end_matches('\n').to_owned())
+    }
+
+    /// Returns a field of its status.
+    fn field(&self, name: &str) -> Option<String> {
+        status_field(&self.text(c"status")?, name).map(str::to_owned)
+    }
+}
+
+/// Returns the program of a pager, if that process is one.
+fn program_of_pager(id: u32, memfds: FileSystem) -> Option<Program> {
+    let pager = Process::open(id)?;
+    // Most are none: nothing else is read of them.
+    if pager.name()? != PAGER {
+        return None;
+    }
+    let program = Process::open(pager.field("PPid")?.parse().ok()?)?;
+    // The number that the program has in the pager's namespace, which is its own.
+    let own: u64 = program.field("NSpid")?.split_whitespace().next_back()?.parse().ok()?;
+    let fds = rustix::fs::openat(&pager.dir, c"fd", OPEN_DIR, Mode::empty()).ok()?;
     let wanted = format!("/memfd:{} (deleted)", Figures::FILE_NAME);
-    let (mut candidates, mut entries) = (Vec::new(), Dir::read_from(&fds)?);
-    while let Some(Ok(entry)) = entries.read() {
-        let name = entry.file_name().to_owned();
-        let Some(number) = name.to_str().ok().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // In ascending order: a process may have a million.
-        if number >= descriptors::ABOVE_ALL {
-            break;
-        }
-        let link = rustix::fs::readlinkat(&fds, &*name, Vec::new());
-        if link.is_ok_and(|link| link.as_bytes() == wanted.as_bytes()) {
-            candidates.extend(read(&fds, &name, memory_files).ok().flatten());
-        }
+    let figures = Dir::read_from(&fds).ok()?.flatten().take(MOST_FILES).find_map(|entry| {
+        let link = rustix::fs::readlinkat(&fds, entry.file_name(), Vec::new()).ok()?;
+        let is_wanted = link.as_bytes() == wanted.as_bytes();
+        let figures = is_wanted.then(|| read(&fds, entry.file_name(), memfds))??;
+        (figures.process == own).then_some(figures)
+    })?;
+    if !is_pager_of(&pager, &program) {
+        return None;
     }
-    if candidates.is_empty() {
-        return Ok(None);
-    }
-    // A child of vfork(2), and one that has not gone on yet after a fork, has its parent's.
-    let status = text(&dir, c"status", MOST_STATUS_BYTES)?;
-    let own = status_field(&status, "NSpid").and_then(|ids| ids.split_whitespace().next_back()?.parse().ok());
-    let Some(figures) = candidates.into_iter().find(|figures| Some(figures.process) == own) else {
-        return Ok(None);
-    };
-    let command = printable(text(&dir, c"comm", MOST_COMMAND_BYTES)?.trim_end_matches('\n'));
-    Ok(Some(Program { id, command, figures }))
+    Some(Program { id: program.id, command: printable(&program.name()?), figures })
 }
 
-/// Reads the figures in a file that a process has open; `None` if there are none.
-fn read(fds: &OwnedFd, name: &std::ffi::CStr, memory_files: MemoryFiles) -> Result<Option<Figures>, Errno> {
+/// Returns whether a process is the pager of its parent: the two have one memory. A process that only has a
+/// pager's name must not show figures for its parent, which may be another user's: it becomes one by
+/// execve(2) of a set-uid program, say, or init if the one before has ended. Where the kernel does not tell,
+/// the two have the same users.
+fn is_pager_of(pager: &Process, program: &Process) -> bool {
+    // SAFETY: it takes numbers, and compares.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, pager.id, program.id, KCMP_VM, 0, 0) };
+    let is_one_memory = match io::Error::last_os_error().raw_os_error() {
+        // Not in this kernel; or a container forbids it.
+        Some(libc::ENOSYS | libc::EPERM) if compared == -1 => pager.field("Uid") == program.field("Uid"),
+        _ => compared == 0,
+    };
+    // If a number is another process's by now, the name of the one before cannot be read any more.
+    is_one_memory && pager.name().is_some() && program.name().is_some()
+}
+
+/// Reads the figures in a file that a pager has open; `None` if there are none.
+fn read(fds: &OwnedFd, name: &CStr, memfds: FileSystem) -> Option<Figures> {
     // This opens nothing really: it is no matter what it is, such as a device that does something when it is
     // opened.
-    let path = rustix::fs::openat(fds, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    if MemoryFiles::of(&path)? != memory_files {
-        return Ok(None);
+    let path = rustix::fs::openat(fds, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    if FileSystem::of(&path)? != memfds {
+        return None;
     }
-    let stat = rustix::fs::fstat(&path)?;
+    let stat = rustix::fs::fstat(&path).ok()?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if !is_file || stat.st_size != Figures::TEXT_BYTES as i64 {
-        return Ok(None);
+        return None;
     }
     // The same file: the number is this process's.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(format!("/proc/self/fd/{}", path.as_raw_fd()), flags, Mode::empty())?;
+    let link = format!("/proc/self/fd/{}", path.as_raw_fd());
+    let file = rustix::fs::open(link, flags, Mode::empty()).ok()?;
     let mut last = None;
     for _ in 0..TRIES {
         let mut text = [0; Figures::TEXT_BYTES];
-        let count = rustix::io::pread(&file, &mut text, 0)?;
+        let count = rustix::io::pread(&file, &mut text, 0).ok()?;
         let figures = Figures::parse(&text[..count]);
         if figures.is_some() && figures == last {
-            return Ok(figures);
+            return figures;
         }
         last = figures;
     }
-    Ok(None)
-}
-
-/// Reads the beginning of a file of `/proc/PID`.
-fn text(dir: &OwnedFd, name: &std::ffi::CStr, most_bytes: u64) -> Result<String, Errno> {
-    let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut bytes = Vec::new();
-    let read = File::from(file).take(most_bytes).read_to_end(&mut bytes);
-    read.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    None
 }
 
 /// Returns a name that a process has given itself so that it can be shown.

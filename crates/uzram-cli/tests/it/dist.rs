@@ -5,7 +5,8 @@ use tempfile::TempDir;
 
 use crate::common::*;
 
-const MOST_BYTES: u64 = 8 << 20;
+/// A third of it is the pager's image.
+const MOST_BYTES: u64 = 10 << 20;
 /// The type of the ELF program header that names a dynamic linker (elf(5)).
 const PT_INTERP: u32 = 3;
 

@@ -29,6 +29,9 @@ mod programs;
 #[cfg(feature = "remote")]
 mod remote;
 mod run;
+mod run_faults;
+mod run_files;
+mod run_kinds;
 mod survive;
 mod swap;
 mod train;

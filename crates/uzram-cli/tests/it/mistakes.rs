@@ -293,19 +293,3 @@ fn a_disk_with_tables_beyond_the_machine_is_warned_about() {
         assert!(ended.stderr.contains(&warning) && ended.stderr.contains("(--size)"), "{ended}");
     }
 }
-
-#[test]
-fn a_library_that_was_cut_is_named() {
-    if Run::if_able().is_none() {
-        return;
-    }
-    let place = Place::new();
-    let program = place.copy_of_program();
-    // The beginning of any ELF file will do.
-    let begin = &fs::read(&program).unwrap()[..8192];
-    for (begin, said) in [(begin, "is not whole: it has 8192 bytes of"), (&[][..], "is no library")] {
-        let cut = place.write("libuzram_run.so", begin);
-        let ended = finish(Command::new(&program).args("run --limit 64M -- /bin/true".words()));
-        ended.says(125, &cut).says(125, said).says(125, "install it again");
-    }
-}

@@ -5,6 +5,9 @@
 
 use crate::common::*;
 
+/// By how much a program may exceed its limit for a moment: as fast as it grows.
+const BURST_BYTES: u64 = 64 << 20;
+
 /// Checks that the line at the end tells of compressed memory.
 fn expect_compressed(said: &str) {
     assert!(said.contains("in memory, with ") && said.contains("(ratio "), "{said}");
@@ -12,45 +15,48 @@ fn expect_compressed(said: &str) {
 
 #[test]
 fn programs_are_as_without() {
-    for (name, options) in [
-        ("blocks", "--limit 24M"),
-        ("maps", "--limit 24M"),
-        ("forks", "--limit 24M"),
-        ("forks", "--limit 48M --no-spill"),
-        ("small", "--limit 24M --stats"),
-        ("signals", "--limit 24M"),
-        ("loads", "--limit 24M"),
-        ("stacks", "--limit 24M"),
-        ("limits", "--limit 24M"),
+    let Some(_run) = Run::if_able() else { return };
+    let plugin = Program::compiled("plugin", "-shared -fPIC");
+    let plugin = arg(&plugin.path);
+    for (name, made, options, args) in [
+        ("blocks", "", "--limit 48M", ""),
+        ("maps", "", "--limit 24M", ""),
+        ("forks", "", "--limit 24M", ""),
+        ("forks", "", "--limit 48M --no-spill", ""),
+        ("small", "", "--limit 24M --stats", ""),
+        ("signals", "", "--limit 24M", ""),
+        ("loads", "", "--limit 24M", ""),
+        ("stacks", "", "--limit 24M", ""),
+        ("limits", "", "--limit 24M", ""),
+        ("odd", "", "--limit 24M --spill /var/tmp:1G", ""),
+        ("allocates", "-rdynamic", "--limit 24M --spill /var/tmp:1G", plugin),
+        ("allocates", "-rdynamic -DOWN -fno-builtin", "--limit 24M --spill /var/tmp:1G", plugin),
     ] {
-        let Some(program) = Program::if_able(name) else { return };
-        println!("{name} {options}");
-        expect_compressed(&program.behaves(options, ""));
+        println!("{name} {made} {options}");
+        let said = Program::compiled(name, made).behaves(options, args);
+        expect_compressed(&said);
+        assert!(!said.contains("goes on without"), "{said}");
     }
-}
-
-/// Runs a shell's script, in which `$run` starts a program, both ways, and compares; returns what was said to
-/// standard error.
-fn scripts_agree(script: &str) -> String {
-    let shell = |run: &str| finish(Command::new("/bin/sh").args(["-c", script]).env("run", run));
-    let (plain, limited) = (shell(""), shell(&format!("{UZRAM} run --limit 24M --")));
-    assert_eq!((&limited.status, &limited.stdout), (&plain.status, &plain.stdout), "{script}: {limited}");
-    limited.stderr
 }
 
 #[test]
 fn programs_with_limited_memory_are_as_without() {
     let Some(program) = Program::if_able("limits") else { return };
-    let both = "ulimit -v; ulimit -d; PROGRAM x; exec PROGRAM x".replace("PROGRAM", arg(&program.path));
-    for script in [
-        format!("ulimit -v 4000000; exec $run /bin/sh -c '{both}'"),
-        format!("ulimit -S -d 400000; exec $run /bin/sh -c '{both}'"),
-        format!("exec $run /bin/sh -c 'ulimit -v 2000000; {both}'"),
-        format!("exec $run /bin/sh -c 'ulimit -d 2000000; {both}'"),
+    let path = arg(&program.path);
+    for (outside, inside, why) in [
+        ("ulimit -v 4000000", "true", "ulimit -v"),
+        ("ulimit -S -d 400000", "true", "ulimit -d"),
+        ("true", "ulimit -v 2000000", "ulimit -v"),
+        ("true", "ulimit -d 2000000", "ulimit -d"),
     ] {
-        let said = scripts_agree(&script);
-        let lines = said.matches("runs without a limit: its address space or data is limited").count();
-        assert!(lines >= 2 && !said.contains("(ratio "), "{script}: {said}");
+        let inside = format!("{inside}; ulimit -v; ulimit -d; {path} x; exec {path} x");
+        let script = format!("{outside}; exec $run /bin/sh -c '{inside}'");
+        let shell = |run: &str| finish(Command::new("/bin/sh").args(["-c", &script]).env("run", run));
+        let (plain, limited) = (shell(""), shell(&format!("{UZRAM} run --limit 24M --")));
+        assert_eq!((limited.status, &limited.stdout), (plain.status, &plain.stdout), "{script}: {limited}");
+        let is_said = |line: &&str| line.contains(why) && line.ends_with("runs without a limit");
+        let is_said = limited.stderr.lines().filter(is_said).count() >= 2;
+        assert!(is_said && !limited.stderr.contains("(ratio "), "{script}: {limited}");
     }
     let script = "ulimit -v 4000000; exec $0 run --limit 24M --hard -- /bin/true";
     let refused = finish(Command::new("/bin/sh").args(["-c", script, UZRAM]));
@@ -84,24 +90,24 @@ fn ends_are_as_without() {
 /// Returns Python and a program for it that needs so many MiB, if Python is there.
 fn hungry(mib: u64) -> Option<String> {
     let python = "/usr/bin/python3";
-    if !Path::new(python).exists() {
-        println!("skipped: there is no {python}");
-        return None;
-    }
-    Some(format!("{python} {}/../../examples/hungry.py {mib}", env!("CARGO_MANIFEST_DIR")))
+    let program = format!("{python} {}/../../examples/hungry.py {mib}", env!("CARGO_MANIFEST_DIR"));
+    (!missing(python)).then_some(program)
 }
 
 #[test]
 fn a_python_program_is_right_and_stays_below_the_limit() {
     let (Some(run), Some(program)) = (Run::if_able(), hungry(96)) else { return };
-    let limited = run.run(&format!("--limit 32M --json -- {program}"));
+    // Of this size, the spill file is written through twice, and cleaned.
+    let limited = run.run(&format!("--limit 32M --spill /var/tmp:70M --json -- {program}"));
     assert!(limited.status.success(), "{limited}");
     let words = program.words();
     assert_eq!(limited.stdout, finish(Command::new(words[0]).args(&words[1..])).ok());
     let figures: Value = serde_json::from_str(&limited.stderr).unwrap();
     let figure = |name: &str| figures[name].as_u64().unwrap();
     assert!(figure("compressed_max_bytes") < figure("stored_max_bytes"), "{figures}");
-    assert!(figure("used_max_bytes") <= 32 << 20, "{figures}");
+    assert!(figure("used_max_bytes") <= (32 << 20) + BURST_BYTES, "{figures}");
+    // All of it is in use until the end.
+    assert!(figure("used_bytes") <= 32 << 20, "{figures}");
 }
 
 #[test]
@@ -127,7 +133,7 @@ fn a_full_spill_file_is_no_worse_than_none() {
         let said = program.behaves(&format!("--limit 32M {spill}"), "");
         assert!(!said.contains("uses more than"), "{spill}: {said}");
         let most = said.strip_prefix("uzram: at most ").and_then(|rest| rest.split(' ').next()).unwrap();
-        assert!(most.parse::<f64>().unwrap() <= 32.0, "{spill}: {said}");
+        assert!(most.parse::<f64>().unwrap() <= 32.0 + (BURST_BYTES >> 20) as f64, "{spill}: {said}");
     }
 }
 
@@ -149,44 +155,22 @@ fn on_a_host_without_memory_a_program_with_a_limit_lives() {
 }
 
 #[test]
-fn programs_that_cannot_be_managed_run_as_they_are() {
-    let Some(_run) = Run::if_able() else { return };
-    let program = Program::compiled("blocks", "-static");
-    let ended = program.limited("--limit 24M", "");
-    assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(0), "blocks are right\n"), "{ended}");
-    assert!(ended.stderr.contains("is linked statically: its memory is not managed"), "{ended}");
-    program.limited("--limit 24M --hard", "").says(125, "is linked statically");
-}
-
-#[test]
-fn a_program_that_never_needs_much_has_no_pager() {
-    let Some(run) = Run::if_able() else { return };
-    let ended = run.run("--limit 64M -- /bin/echo hello");
-    assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(0), "hello\n"));
-    assert!(ended.stderr.contains("never used enough memory to compress any (limit 64 MiB)"), "{ended}");
-    // What it starts says nothing, but with --stats.
-    for (options, lines) in [(&[][..], 1..2), (&["--stats"], 3..99)] {
-        let shell = ["--limit", "64M", "--", "/bin/sh", "-c", "/bin/echo inner; exit 3"];
-        let ended = run.run(&[options, &shell].concat());
-        assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(3), "inner\n"));
-        assert!(lines.contains(&ended.stderr.lines().count()), "{ended}");
-    }
-}
-
-#[test]
 fn its_status_and_end_are_the_program_s() {
     let Some(run) = Run::if_able() else { return };
-    let shell = |options: &[&str], script: &str| {
-        run.run(&[&["--limit", "64M"], options, &["--", "sh", "-c", script]].concat())
-    };
+    let shell =
+        |options: &str, script: &str| run.run(&[&options.words()[..], &["--", "sh", "-c", script]].concat());
     // As those of this program's own failures.
     for status in [2, 3, 125, 126, 127] {
-        assert_eq!(shell(&[], &format!("exit {status}")).status.code(), Some(status));
+        let ended = shell("--limit 64M", &format!("exit {status}"));
+        let is_said = ended.stderr.contains("never used enough memory to compress any (limit 64 MiB)");
+        assert!(ended.status.code() == Some(status) && is_said, "{ended}");
     }
-    assert_eq!(shell(&[], "kill -KILL $$").status.signal(), Some(9));
-    // As JSON, each process has a line of its own.
-    for (options, lines) in [(&["--json"][..], 1..2), (&["--json", "--stats"], 2..9)] {
-        let ended = shell(options, "/bin/true; exit 7");
+    assert_eq!(shell("--limit 64M", "kill -KILL $$").status.signal(), Some(9));
+    // What it starts says nothing, but with --stats: as JSON, each process has a line of its own.
+    for (options, lines) in
+        [("--json", 1..2), ("--json --stats", 2..9), ("--stats=json", 2..9), ("--json --stats=text", 2..9)]
+    {
+        let ended = shell(&format!("--limit 64M {options}"), "/bin/true; exit 7");
         let figures = ended.stderr.lines().map(|line| serde_json::from_str(line).unwrap());
         let figures: Vec<Value> = figures.collect();
         assert!(ended.status.code() == Some(7) && lines.contains(&figures.len()), "{ended}");
@@ -195,18 +179,25 @@ fn its_status_and_end_are_the_program_s() {
 }
 
 #[test]
+fn a_quiet_run_says_nothing_at_its_end() {
+    let Some(program) = Program::if_able("halves") else { return };
+    assert_eq!(program.behaves("--limit 32M --quiet", ""), "");
+}
+
+#[test]
 fn nothing_stays_behind_of_a_killed_process() {
     let Some(program) = Program::if_able("ends") else { return };
     let dir = tempfile::tempdir().unwrap();
     for nth in 0..5u64 {
         let mut command = bare_command(&format!("run --limit 24M --spill {}:256M --", dir.path().display()));
-        command.arg(&program.path).arg("x").stdout(Stdio::null()).stderr(Stdio::null());
         // It never gets to its end: it writes as fast as it can.
-        let mut child = Killed(command.spawn().unwrap());
+        let mut child = Killed(start(command.arg(&program.path).arg("x")));
         let id = child.id();
-        let opens = || fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
-        let spills = || opens().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(dir.path())));
-        wait_until("it spills", spills);
+        let is_spill = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(dir.path()));
+        wait_until("it spills", || {
+            let opens = |pager| fs::read_dir(format!("/proc/{pager}/fd")).into_iter().flatten().flatten();
+            children(id, "uzram-pager").into_iter().flat_map(opens).any(is_spill)
+        });
         thread::sleep(Duration::from_millis(30 * nth));
         let _ = child.kill();
         wait(&mut child, PATIENCE);
@@ -222,26 +213,46 @@ fn a_user_without_the_right_is_told_what_to_do() {
     if all_have_the_right() {
         return println!("skipped: every user has the right here");
     }
-    let ended = finish(bare_command("run --limit 24M -- /bin/true").uid(NOBODY).gid(NOBODY));
-    for said in ["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "docker run --device /dev/userfaultfd"] {
-        ended.says(125, said);
+    let run = |options: &str| {
+        let command = format!("run --limit 24M {options} -- /bin/sh -c");
+        finish(bare_command(&command).arg("echo here; exit 4").uid(NOBODY).gid(NOBODY))
+    };
+    let (as_it_is, refused) = (run(""), run("--hard"));
+    assert_eq!((as_it_is.status.code(), &*as_it_is.stdout), (Some(4), "here\n"), "{as_it_is}");
+    assert_eq!(as_it_is.stderr.lines().count(), 1, "{as_it_is}");
+    let docker = "docker run --device /dev/userfaultfd";
+    let sysctl = "vm.unprivileged_userfaultfd=1";
+    for said in ["root", "CAP_SYS_PTRACE", sysctl, docker, "its memory is not managed"] {
+        refused.says(125, said).says(125, "--hard was given");
+        assert!(as_it_is.stderr.contains(said), "{as_it_is}");
     }
 }
 
 #[test]
 fn bad_command_lines_are_refused() {
-    let Some(run) = Run::if_able() else { return };
-    for (args, status, said) in [
-        ("-- /bin/true", 125, "--limit"),
-        ("--limit 1M -- /bin/true", 125, "the least is 4 MiB"),
-        ("--limit 64M --algorithm none -- /bin/true", 125, "--algorithm"),
-        ("--limit 64M --pressure 0 -- /bin/true", 125, "above 0"),
-        ("--limit 64M --spill /var/tmp:x -- /bin/true", 125, "--spill DIR:SIZE"),
-        ("--limit 64M -- no-such-program", 127, "there is no program"),
-        ("--limit 64M --spill /no/such/folder -- /bin/true", 125, "/no/such/folder"),
-    ] {
-        run.run(args).says(status, said);
-    }
+    let Some(_run) = Run::if_able() else { return };
+    let place = Place::new();
+    set_mode(&place.write("lost", "#!/no/such/interpreter\n"), 0o755);
+    set_mode(&place.write("lost-twice", format!("#!{}\n", place.path("lost"))), 0o755);
+    let other_dir = "give another --spill DIR, or --no-spill";
+    place.refuses(&[
+        ("run -- /bin/true", 125, &["--limit"]),
+        ("run --limit 1M -- /bin/true", 125, &["the least is 4 MiB"]),
+        ("run --limit 64M --algorithm none -- /bin/true", 125, &["--algorithm"]),
+        ("run --limit 64M --pressure 0 -- /bin/true", 125, &["above 0"]),
+        ("run --limit 64M --spill /var/tmp:x -- /bin/true", 125, &["--spill DIR:SIZE"]),
+        ("run --limit 64M --spill DIR/lost -- /bin/true", 125, &["/lost: Not a directory", other_dir]),
+        ("run --limit 64M --spill /no/such/folder -- /bin/true", 125, &["/no/such/folder: ", other_dir]),
+        ("run --limit 64M --stats=xml -- /bin/true", 125, &["--stats"]),
+        ("run --limit 64M --quiet --stats -- /bin/true", 125, &["--quiet"]),
+        ("run --limit 64M --quiet -- no-such-program", 127, &["there is no program"]),
+        ("run --limit 64M -- DIR/lost", 127, &["its interpreter /no/such/interpreter is missing"]),
+        (
+            "run --limit 64M --hard -- DIR/lost-twice",
+            127,
+            &["its interpreter /no/such/interpreter is missing"],
+        ),
+    ]);
 }
 
 #[test]

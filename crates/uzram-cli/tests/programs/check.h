@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #define PAGE 4096ul
 #define MIB (1ul << 20)
@@ -34,4 +35,19 @@ static inline int is_zero(const void *memory, size_t bytes) {
         if (words[i])
             return 0;
     return 1;
+}
+
+/* Has other memory go out of memory, where there is a limit. */
+static inline void press(void) {
+    char *memory = malloc(48 * MIB);
+    fill(memory, 48 * MIB, 99);
+    check(is_filled(memory, 48 * MIB, 99));
+    free(memory);
+}
+
+/* Waits for a child; returns its status as a shell does. */
+static inline int status_of(pid_t pid) {
+    int status;
+    check(pid > 0 && waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

@@ -5,19 +5,12 @@
 #include <spawn.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
 enum { BLOCKS = 24 };
 static char *blocks[BLOCKS];
 static atomic_int ends;
-
-static int status_of(pid_t pid) {
-    int status;
-    check(waitpid(pid, &status, 0) == pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 static void *touch(void *argument) {
     size_t nth = (size_t)argument;
@@ -29,7 +22,12 @@ static void *touch(void *argument) {
     return NULL;
 }
 
+/* Memory that may be read only, and some behind a small range without access, once they have left memory. */
+static char *kept;
+
 static int all_filled(uint64_t version) {
+    if (!is_filled(kept, 2 * MIB, 7) || !is_filled(kept + 2 * MIB + 16 * PAGE, MIB, 8))
+        return 0;
     for (size_t i = 4; i < BLOCKS; i++)
         if (!is_filled(blocks[i], 2 * MIB, version + i))
             return 0;
@@ -42,10 +40,15 @@ int main(int argc, char **argv) {
         return 7;
     }
     setvbuf(stdout, NULL, _IONBF, 0);
+    kept = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    fill(kept, 2 * MIB, 7);
+    fill(kept + 2 * MIB + 16 * PAGE, MIB, 8);
     for (size_t i = 0; i < BLOCKS; i++) {
         blocks[i] = i % 2 ? malloc(2 * MIB) : mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         fill(blocks[i], 2 * MIB, 100 + i);
     }
+    usleep(300000);
+    check(mprotect(kept, 2 * MIB, PROT_READ) == 0 && mprotect(kept + 2 * MIB, 16 * PAGE, PROT_NONE) == 0);
     /* Streams that were not used for long, and are written to in children. */
     FILE *files[200];
     for (int i = 0; i < 200; i++)

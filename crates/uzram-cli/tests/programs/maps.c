@@ -31,15 +31,6 @@ static char *map(size_t bytes, int protection) {
     return memory;
 }
 
-/* Has the pages of earlier mappings go out of memory, where there is a limit. */
-static void press(void) {
-    size_t bytes = 48 * MIB;
-    char *memory = map(bytes, PROT_READ | PROT_WRITE);
-    fill(memory, bytes, 99);
-    check(is_filled(memory, bytes, 99));
-    munmap(memory, bytes);
-}
-
 int main(void) {
     int rw = PROT_READ | PROT_WRITE;
     struct sigaction action = {.sa_handler = caught};

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 static char *memory, *read_only;
@@ -33,12 +32,10 @@ int main(void) {
         pid_t grandchild = fork();
         if (grandchild == 0)
             _exit(is_filled(memory, 48 * MIB, 3) ? 8 : 1);
-        int status;
-        check(waitpid(grandchild, &status, 0) == grandchild && WEXITSTATUS(status) == 8);
+        check(status_of(grandchild) == 8);
         exit(7);
     }
-    int status;
-    check(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 7);
+    check(status_of(pid) == 7);
     check_all();
     puts("rights are given up");
     return 0;

@@ -3,7 +3,6 @@
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -16,13 +15,6 @@ static int deep(int depth) {
     memset((char *)frame, depth, sizeof frame);
     int sum = depth ? deep(depth - 1) : 0;
     return sum + frame[17];
-}
-
-static void press(void) {
-    char *memory = malloc(40 * MIB);
-    fill(memory, 40 * MIB, 5);
-    check(is_filled(memory, 40 * MIB, 5));
-    free(memory);
 }
 
 static void *on_stack(void *argument) {
@@ -39,8 +31,7 @@ static void coroutine(void) {
     pid_t pid = fork();
     if (pid == 0)
         _exit(deep(1200) == deep(1200) ? 9 : 1);
-    int status;
-    check(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 9);
+    check(status_of(pid) == 9);
     reached = 1;
 }
 

@@ -6,20 +6,18 @@
 //!
 //! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates
 //! nothing, and takes no lock but the engine's, which no thread holds when it touches a program's memory.
-//! Others it only tries.
-//!
-//! Alternate signal stacks, if a thread has one, are small (8 KiB are usual). The handler therefore does its
-//! work on a stack of its own, one of a fixed number, which are mapped with the first pager.
+//! Others it only tries. It works on one of a fixed number of stacks, as alternate signal stacks are small.
 
 use std::mem::MaybeUninit;
-use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use uzram::sync::Arc;
 use uzram::{Error, ErrorKind, Result};
 
-use crate::stock::Stock;
+use crate::core::{By, Core, Fault, take_one};
 
 /// The most pagers of a process that trap touches in this way.
 const MOST_PAGERS: usize = 64;
@@ -29,30 +27,16 @@ const STACK_BYTES: usize = 128 << 10;
 /// At the low end of a stack, without access.
 const STACK_GUARD_BYTES: usize = 4096;
 
-/// Who brings pages of one range of addresses.
-pub(crate) trait Handler: Send + Sync {
-    /// Brings the page at an address. Returns false if there is none, and the signal is somebody else's.
-    fn touched(&self, address: usize, writes: bool) -> bool;
-}
-
 /// One registered pager.
 struct Entry {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    /// A `*const &dyn Handler`; null if the entry is free.
-    handler: AtomicPtr<Box<dyn Handler>>,
-    /// Threads that use `handler`, in the handler.
+    /// Null if the entry is free, or about to be.
+    core: AtomicPtr<Core>,
+    /// Threads that use `core`, in the handler.
     users: AtomicU32,
 }
 
-static ENTRIES: [Entry; MOST_PAGERS] = [const {
-    Entry {
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-        handler: AtomicPtr::new(std::ptr::null_mut()),
-        users: AtomicU32::new(0),
-    }
-}; MOST_PAGERS];
+static ENTRIES: [Entry; MOST_PAGERS] =
+    [const { Entry { core: AtomicPtr::new(null_mut()), users: AtomicU32::new(0) } }; MOST_PAGERS];
 
 /// What had the signal before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -62,26 +46,18 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// A registration, which ends when this is dropped.
 pub(crate) struct Registered(&'static Entry);
 
-/// Has `handler` bring the pages of a range of addresses. Errors: `NoMemory`; `Busy`: there are too many
-/// pagers.
-pub(crate) fn register(start: usize, len_bytes: usize, handler: Box<dyn Handler>) -> Result<Registered> {
+/// Has the handler bring a pager's pages. Errors: `NoMemory`; `Busy`: there are too many pagers.
+pub(crate) fn register(core: Arc<Core>) -> Result<Registered> {
     install()?;
-    let handler = Box::into_raw(Box::new(handler));
-    for entry in &ENTRIES {
-        let taken = entry.handler.compare_exchange(
-            std::ptr::null_mut(),
-            handler,
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
-        if taken.is_ok() {
-            entry.start.store(start, Ordering::Release);
-            entry.end.store(start + len_bytes, Ordering::Release);
-            return Ok(Registered(entry));
-        }
+    let core = Arc::into_raw(core).cast_mut();
+    let take = |entry: &&Entry| {
+        entry.core.compare_exchange(null_mut(), core, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    if let Some(entry) = ENTRIES.iter().find(take) {
+        return Ok(Registered(entry));
     }
     // SAFETY: made above, and not published.
-    drop(unsafe { Box::from_raw(handler) });
+    drop(unsafe { Arc::from_raw(core) });
     let what = format!("a process has at most {MOST_PAGERS} pagers that use guard pages");
     Err(Error::new(ErrorKind::Busy, what).with_setting("trap"))
 }
@@ -89,36 +65,24 @@ pub(crate) fn register(start: usize, len_bytes: usize, handler: Box<dyn Handler>
 impl Drop for Registered {
     fn drop(&mut self) {
         let Registered(entry) = self;
-        entry.start.store(0, Ordering::Release);
-        entry.end.store(0, Ordering::SeqCst);
-        // A thread counts itself as a user before it looks at the range again.
+        let core = entry.core.swap(null_mut(), Ordering::SeqCst);
+        // A thread counts itself as a user before it looks for the core.
         while entry.users.load(Ordering::SeqCst) > 0 {
             std::thread::yield_now();
         }
-        let handler = entry.handler.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: made by `register`, and no thread uses it or can find it.
-        drop(unsafe { Box::from_raw(handler) });
+        drop(unsafe { Arc::from_raw(core) });
     }
 }
 
 impl Entry {
-    fn has(&self, address: usize) -> bool {
-        self.start.load(Ordering::SeqCst) <= address && address < self.end.load(Ordering::SeqCst)
-    }
-
-    /// Brings a page, if the address is this pager's.
-    fn touched(&self, address: usize, writes: bool) -> bool {
-        if !self.has(address) {
-            return false;
-        }
+    /// Has the core do something, if there is one. Returns what it returns.
+    fn with(&self, use_it: impl FnOnce(&Core) -> bool) -> bool {
         self.users.fetch_add(1, Ordering::SeqCst);
-        let handled = self.has(address) && {
-            // SAFETY: while the range is there and a user is counted, the handler is.
-            let handler = unsafe { &*self.handler.load(Ordering::Acquire) };
-            handler.touched(address, writes)
-        };
+        // SAFETY: while a user is counted, a core that is not null is there.
+        let result = unsafe { self.core.load(Ordering::SeqCst).as_ref() }.is_some_and(use_it);
         self.users.fetch_sub(1, Ordering::SeqCst);
-        handled
+        result
     }
 }
 
@@ -127,7 +91,7 @@ fn install() -> Result<()> {
     static INSTALLED: OnceLock<Result<()>> = OnceLock::new();
     INSTALLED
         .get_or_init(|| {
-            let stacks = stacks()?;
+            let stacks = map_stacks()?;
             STACKS.get_or_init(|| stacks);
             PROCESS.store(std::process::id(), Ordering::Relaxed);
             // SAFETY: all fields are integers, or an optional function.
@@ -151,39 +115,43 @@ fn install() -> Result<()> {
 }
 
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the location is this thread's.
-    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the location is this thread's, and the kernel passes the signal's information.
+    let (errno, code, address) =
+        unsafe { (libc::__errno_location(), (*info).si_code, (*info).si_addr().addr()) };
     // SAFETY: as above.
     let kept = unsafe { *errno };
-    // SAFETY: the kernel passes the signal's information.
-    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // A signal that was sent has a code of at most 0, and no address.
-    let is_touch = code > 0 && PROCESS.load(Ordering::Relaxed) == std::process::id();
-    let mut touch = Touch { address, writes: is_write(context), handled: false };
-    if is_touch && ENTRIES.iter().any(|entry| entry.has(address)) {
+    let bring = |core: &Core| {
+        if !core.has(address) {
+            return false;
+        }
         let Some(stacks) = STACKS.get() else { unreachable!("mapped before the handler was installed") };
-        let stack = stacks.take();
+        let stack = take_one(stacks);
+        let mut touch = Touch { core, address, writes: is_write(context), is_done: false };
         // SAFETY: the stack is this thread's until it is given back.
         unsafe { call_on(stack.0.as_ptr(), &raw mut touch) };
-    }
-    if !touch.handled {
+        touch.is_done
+    };
+    // A signal that was sent has a code of at most 0, and no address.
+    let is_touch = code > 0 && PROCESS.load(Ordering::Relaxed) == std::process::id();
+    if !is_touch || !ENTRIES.iter().any(|entry| entry.with(bring)) {
         pass_on(signal, info, context);
     }
     // SAFETY: as above.
     unsafe { *errno = kept };
 }
 
-struct Touch {
+struct Touch<'a> {
+    core: &'a Core,
     address: usize,
     writes: bool,
-    handled: bool,
+    is_done: bool,
 }
 
 /// Brings a page, on a stack of its own.
-extern "C" fn bring(touch: *mut Touch) {
+extern "C" fn bring(touch: *mut Touch<'_>) {
     // SAFETY: the caller's, which waits.
     let touch = unsafe { &mut *touch };
-    touch.handled = ENTRIES.iter().any(|entry| entry.touched(touch.address, touch.writes));
+    touch.is_done = touch.core.fault(touch.address, touch.writes, By::Toucher) == Fault::Done;
 }
 
 /// Returns whether the touch was a write; true if that is not known.
@@ -207,8 +175,8 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     let Some(before) = BEFORE.get() else { return end_by(signal) };
     match before.sa_sigaction {
         libc::SIG_DFL => end_by(signal),
-        // The kernel ignores a signal that was sent, and ends the process for a touch.
-        // SAFETY: the information is the kernel's.
+        // SAFETY: the kernel's information. It ignores a signal that was sent, and ends a process that
+        // touches.
         libc::SIG_IGN if unsafe { (*info).si_code } <= 0 => {}
         libc::SIG_IGN => end_by(signal),
         handler => {
@@ -234,14 +202,13 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
                     let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
                     handler(signal);
                 }
-                libc::pthread_sigmask(libc::SIG_SETMASK, ours.as_ptr(), std::ptr::null_mut());
+                libc::pthread_sigmask(libc::SIG_SETMASK, ours.as_ptr(), null_mut());
             }
         }
     }
 }
 
-/// Restores the default: the thread makes the same touch again, and the process ends as it would have without
-/// a pager.
+/// Restores the default: the thread makes the same touch again, and the process ends as without a pager.
 fn end_by(signal: libc::c_int) {
     // SAFETY: resets the signal, and sends it again if it was sent: it arrives when the handler returns.
     unsafe {
@@ -250,46 +217,43 @@ fn end_by(signal: libc::c_int) {
     }
 }
 
-/// A stack for the handler: its upper end, aligned to pages.
+/// The upper end of a stack, aligned to pages.
 struct Stack(NonNull<u8>);
 
 // SAFETY: an address range belongs to no thread.
 unsafe impl Send for Stack {}
 
-/// Mapped once, before the handler is installed. They stay for as long as the process lives, as the handler
-/// does.
-static STACKS: OnceLock<Stock<Stack>> = OnceLock::new();
+/// Mapped before the handler is installed. They stay for as long as the process lives, as the handler does.
+static STACKS: OnceLock<Box<[Mutex<Stack>]>> = OnceLock::new();
 
-/// Maps the stacks.
-fn stacks() -> Result<Stock<Stack>> {
+fn map_stacks() -> Result<Box<[Mutex<Stack>]>> {
     let refused = |error| {
         Error::new(ErrorKind::NoMemory, format!("no memory for the stacks of a signal handler: {error}"))
     };
     let (flags, protection) = (MapFlags::PRIVATE | MapFlags::NORESERVE, ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
-    let start =
-        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), COUNT * STACK_BYTES, protection, flags) };
+    let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), COUNT * STACK_BYTES, protection, flags) };
     let start: NonNull<u8> =
         NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-    Stock::new(COUNT, |nth| {
+    let stack = |nth| {
         // SAFETY: inside the new mapping, and at its end.
         unsafe {
             let low = start.add(nth * STACK_BYTES);
             rustix::mm::mprotect(low.as_ptr().cast(), STACK_GUARD_BYTES, MprotectFlags::empty())
                 .map_err(refused)?;
-            Ok(Stack(low.add(STACK_BYTES)))
+            Ok(Mutex::new(Stack(low.add(STACK_BYTES))))
         }
-    })
+    };
+    (0..COUNT).map(stack).collect()
 }
 
-/// Calls [`bring`] on another stack.
+/// Calls [`bring`] on another stack; on CPUs that are not named here, on the signal's.
 ///
 /// # Safety
 /// `top` is the upper end of a stack that nobody uses, aligned to 16 bytes.
-#[cfg(target_arch = "x86_64")]
-unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
-    // SAFETY: the stack pointer is kept in a register that calls preserve, and restored; the call clobbers
-    // what any call of the C ABI does.
+unsafe fn call_on(top: *mut u8, touch: *mut Touch<'_>) {
+    // SAFETY: the stack pointer is kept in a register that calls preserve; others are clobbered as said.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -303,15 +267,8 @@ unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
             clobber_abi("C"),
         );
     }
-}
-
-/// As above.
-///
-/// # Safety
-/// As above.
-#[cfg(target_arch = "aarch64")]
-unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
     // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         std::arch::asm!(
             "mov x20, sp",
@@ -325,13 +282,9 @@ unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
             clobber_abi("C"),
         );
     }
-}
-
-/// On other CPUs, on the stack of the signal.
-///
-/// # Safety
-/// None.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn call_on(_: *mut u8, touch: *mut Touch) {
-    bring(touch);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let _ = top;
+        bring(touch);
+    }
 }

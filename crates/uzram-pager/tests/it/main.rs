@@ -4,9 +4,6 @@
 
 mod common;
 mod ends;
-mod fork;
-mod limits;
-mod signal_threads;
 mod signals;
 mod system_calls;
 mod unprivileged;

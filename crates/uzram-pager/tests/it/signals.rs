@@ -1,15 +1,23 @@
-//! Other users of SIGSEGV beside the traps that use it, each case in a process of its own: handlers from
-//! before and after, the default action, and signals that are sent.
+//! Signals, each case in a process of its own: other users of SIGSEGV beside the traps that use it, and
+//! touches of evicted memory on small alternate stacks, and in handlers of other signals.
 
+use std::os::unix::process::ExitStatusExt;
+use std::os::unix::thread::JoinHandleExt;
+use std::process::ExitStatus;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use libc::{c_int, c_void, siginfo_t};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
-use uzram_pager::{Pager, Region, TrapKind};
+use uzram_pager::{Region, TrapKind};
 
-use crate::common::{MIB, OF_SIGNALS, each_in_child, each_succeeds, expect_pages, filled, set_action};
+use crate::common::{MIB, each, each_succeeds, expect_pages, filled, in_child, set_action};
+
+const PAGES: usize = 4096;
 
 /// What the test's handlers are to open, and what they saw.
 static CLOSED_PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -26,7 +34,7 @@ fn map_closed_page() -> *mut u8 {
 }
 
 /// Opens the page; ends the process if it is not the page's turn.
-fn open_closed_page() {
+extern "C" fn on_signal(_: c_int) {
     let page = CLOSED_PAGE.load(Ordering::Relaxed) as *mut c_void;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the page is the test's; the calls are allowed in handlers.
@@ -37,24 +45,20 @@ fn open_closed_page() {
     }
 }
 
-extern "C" fn on_signal(_: c_int) {
-    open_closed_page();
-}
-
-extern "C" fn on_signal_with_info(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+extern "C" fn on_signal_with_info(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
     // SAFETY: the kernel's information.
     SEEN_ADDRESS.store(unsafe { (*info).si_addr().addr() }, Ordering::Relaxed);
-    open_closed_page();
+    on_signal(signal);
 }
 
-/// What the handler of [`install_after`] calls for what is not its own.
-static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
+/// What [`on_signal_after`] calls for what is not its own.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 extern "C" fn on_signal_after(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let page = CLOSED_PAGE.load(Ordering::Relaxed);
     // SAFETY: the kernel's information.
     if (page..page + PAGE_SIZE).contains(&unsafe { (*info).si_addr().addr() }) {
-        return open_closed_page();
+        return on_signal(signal);
     }
     let before = BEFORE.get().unwrap().sa_sigaction;
     // SAFETY: the pager's handler, which takes these.
@@ -71,10 +75,9 @@ fn touch(address: *mut u8) {
     unsafe { address.write_volatile(address.read_volatile() | 1) };
 }
 
-fn evicted(trap: TrapKind) -> (Pager, Region) {
-    let (pager, region) = filled(trap, 8 * MIB, 1024);
-    region.pageout(..).unwrap();
-    (pager, region)
+fn send() {
+    // SAFETY: sends this thread a signal.
+    assert_eq!(unsafe { libc::raise(libc::SIGSEGV) }, 0);
 }
 
 fn check(region: &Region) {
@@ -83,64 +86,53 @@ fn check(region: &Region) {
 }
 
 #[test]
-fn a_handler_from_before_gets_what_is_not_the_pagers() {
-    let body = |trap, action, flags| {
-        let before = on_sigsegv(action, flags);
-        assert_ne!(before.sa_sigaction, action);
-        let page = map_closed_page();
-        let (_pager, region) = evicted(trap);
-        check(&region);
-        assert_eq!(CALLS.load(Ordering::Relaxed), 0, "not for the pager's");
-        touch(page.wrapping_add(123));
-        assert_eq!(CALLS.load(Ordering::Relaxed), 1);
-        check(&region);
-    };
-    let with_info = |trap| {
-        body(trap, on_signal_with_info as extern "C" fn(_, _, _) as usize, libc::SA_SIGINFO);
-        assert_eq!(SEEN_ADDRESS.load(Ordering::Relaxed), CLOSED_PAGE.load(Ordering::Relaxed) + 123);
-    };
-    each_succeeds("with SA_SIGINFO", &OF_SIGNALS, with_info);
-    let without = |trap| body(trap, on_signal as extern "C" fn(_) as usize, 0);
-    each_succeeds("without", &OF_SIGNALS, without);
+fn other_handlers_get_what_is_not_the_pagers() {
+    let with_info = on_signal_with_info as extern "C" fn(_, _, _) as usize;
+    let without = on_signal as extern "C" fn(_) as usize;
+    for (case, action, flags) in [("with", with_info, libc::SA_SIGINFO), ("without", without, 0)] {
+        let body = |trap: TrapKind| {
+            let expect_calls = |count| assert_eq!(CALLS.load(Ordering::Relaxed), count);
+            on_sigsegv(action, flags);
+            let page = map_closed_page();
+            let (pager, region) = filled(trap, 8 * MIB, PAGES);
+            check(&region);
+            expect_calls(0);
+            touch(page.wrapping_add(123));
+            expect_calls(1);
+            if flags == libc::SA_SIGINFO {
+                assert_eq!(SEEN_ADDRESS.load(Ordering::Relaxed), page.addr() + 123);
+            }
+            send();
+            expect_calls(2);
+            check(&region);
+            // One that is installed later, and calls the pager's.
+            let page = map_closed_page();
+            let after = on_signal_after as extern "C" fn(_, _, _) as usize;
+            assert!(BEFORE.set(on_sigsegv(after, libc::SA_SIGINFO)).is_ok());
+            check(&region);
+            touch(page);
+            expect_calls(3);
+            // Another pager does not install a handler again.
+            let (_other, more) = filled(trap, 8 * MIB, PAGES);
+            check(&more);
+            assert!(pager.stats().faults > 0);
+            // Of a dropped region. What the handler opens is not the page: the signal comes again.
+            let gone = region.as_mut_ptr();
+            drop(region);
+            println!("ready");
+            touch(gone);
+        };
+        let check = |status: ExitStatus, text: &str| {
+            assert!(status.code() == Some(9) && text.contains("ready"), "{status}: {text}");
+        };
+        each(&[TrapKind::Guard], |trap| in_child(case, || body(trap), check));
+    }
 }
 
-#[test]
-fn a_handler_from_before_gets_touches_of_a_dropped_region() {
-    let body = |trap| {
-        let action = on_signal_with_info as extern "C" fn(_, _, _) as usize;
-        on_sigsegv(action, libc::SA_SIGINFO);
-        let (pager, region) = evicted(trap);
-        let (_other, page) = (pager.map(MIB).unwrap(), region.as_mut_ptr());
-        drop(region);
-        // What the handler opens is not the page: the signal comes again.
-        map_closed_page();
-        CALLS.store(90, Ordering::Relaxed);
-        println!("ready");
-        touch(page);
-    };
-    each_in_child("dropped", &OF_SIGNALS, body, |_, ended| {
-        assert_eq!(ended.status.code(), Some(9), "{}: {}", ended.status, ended.text);
-        assert!(ended.text.contains("ready"));
-    });
-}
-
-#[test]
-fn a_handler_from_after_that_calls_the_pagers_works() {
-    let body = |trap| {
-        let (pager, region) = evicted(trap);
-        let page = map_closed_page();
-        let action = on_signal_after as extern "C" fn(_, _, _) as usize;
-        assert!(BEFORE.set(on_sigsegv(action, libc::SA_SIGINFO)).is_ok());
-        check(&region);
-        touch(page);
-        assert_eq!(CALLS.load(Ordering::Relaxed), 1);
-        check(&region);
-        // Another pager does not install a handler again.
-        let (_other, more) = evicted(trap);
-        check(&more);
-        assert!(pager.stats().faults > 0);
-    };
-    each_succeeds("after", &OF_SIGNALS, body);
+#[allow(unconditional_recursion)]
+fn recurse(depth: u64) -> u64 {
+    let local = std::hint::black_box([depth; 64]);
+    recurse(depth + 1) + local[3]
 }
 
 #[test]
@@ -148,72 +140,117 @@ fn the_default_action_still_ends_the_process() {
     let kill = || {
         // SAFETY: sends this process a signal.
         unsafe { libc::kill(libc::getpid(), libc::SIGSEGV) };
-        std::thread::sleep(std::time::Duration::from_secs(20));
+        std::thread::sleep(Duration::from_secs(20));
     };
     let dereference = || touch(std::hint::black_box(null_mut()));
-    let cases: [(_, _, &dyn Fn()); 4] = [
-        ("a null pointer", Some(libc::SIG_DFL), &dereference),
-        ("a null pointer, ignored", Some(libc::SIG_IGN), &dereference),
+    let ignored = || {
+        send();
+        println!("goes on");
+        dereference();
+    };
+    let (fault, abort) = (libc::SIGSEGV, libc::SIGABRT);
+    let cases: [(_, _, &dyn Fn(), _, _); 5] = [
+        ("a null pointer", Some(libc::SIG_DFL), &dereference, fault, "ready"),
+        ("ignored", Some(libc::SIG_IGN), &ignored, fault, "goes on"),
+        ("a signal that was sent", Some(libc::SIG_DFL), &kill, fault, "ready"),
         // The handler of Rust's standard library.
-        ("a null pointer, Rust's", None, &dereference),
-        ("a signal that was sent", Some(libc::SIG_DFL), &kill),
+        ("a null pointer, Rust's", None, &dereference, fault, "ready"),
+        ("a stack overflow, Rust's", None, &|| _ = recurse(0), abort, "overflowed its stack"),
     ];
-    for (case, action, end) in cases {
+    for (case, action, end, signal, said) in cases {
         let body = |trap| {
             action.map(|action| on_sigsegv(action, 0));
-            let (_pager, region) = evicted(trap);
+            let (_pager, region) = filled(trap, 8 * MIB, PAGES);
             check(&region);
+            println!("ready");
             end();
         };
-        each_in_child(case, &OF_SIGNALS, body, |_, ended| ended.assert_signal(libc::SIGSEGV));
+        let check = |status: ExitStatus, text: &str| {
+            assert!(status.signal() == Some(signal) && text.contains(said), "{case}, {status}: {text}");
+        };
+        each(&[TrapKind::Guard], |trap| in_child(case, || body(trap), check));
     }
 }
 
+/// With none, and with one of hardly more than what the kernel puts there: the CPU's registers.
 #[test]
-fn a_signal_that_is_sent_reaches_the_handler_from_before_or_is_ignored() {
-    let send = |region: &Region| {
-        for _ in 0..3 {
-            // SAFETY: sends this thread a signal.
-            assert_eq!(unsafe { libc::raise(libc::SIGSEGV) }, 0);
-            check(region);
+fn a_small_alternate_stack_is_enough() {
+    each_succeeds(&[TrapKind::Guard], |trap| {
+        let (_pager, region) = filled(trap, 8 * MIB, PAGES);
+        // SAFETY: reads a number.
+        let frame = (unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize).max(libc::MINSIGSTKSZ);
+        for (ss_size, ss_flags) in [(0, libc::SS_DISABLE), (frame + 1024, 0)] {
+            let mut memory = vec![7u8; PAGE_SIZE + ss_size];
+            let stack = libc::stack_t { ss_sp: memory[PAGE_SIZE..].as_mut_ptr().cast(), ss_flags, ss_size };
+            // SAFETY: the memory is this thread's alternate stack until the one of before is that again.
+            unsafe {
+                let mut before = std::mem::zeroed();
+                assert_eq!(libc::sigaltstack(&raw const stack, &raw mut before), 0);
+                check(&region);
+                assert_eq!(libc::sigaltstack(&raw const before, null_mut()), 0);
+            }
+            assert!(std::hint::black_box(&memory)[..PAGE_SIZE].iter().all(|byte| *byte == 7), "{ss_size}");
         }
-    };
-    let handled = |trap| {
-        on_sigsegv(on_signal as extern "C" fn(_) as usize, 0);
-        let (_pager, region) = evicted(trap);
-        map_closed_page();
-        send(&region);
-        assert_eq!(CALLS.load(Ordering::Relaxed), 3);
-    };
-    each_succeeds("handled", &OF_SIGNALS, handled);
-    let ignored = |trap| {
-        on_sigsegv(libc::SIG_IGN, 0);
-        let (_pager, region) = evicted(trap);
-        send(&region);
-    };
-    each_succeeds("ignored", &OF_SIGNALS, ignored);
+    });
 }
 
-/// The kernel ends a process whose thread blocks the signal of its own touch.
-#[test]
-fn a_thread_that_blocks_the_signal_must_not_touch_evicted_memory() {
-    let body = |trap| {
-        let (_pager, region) = evicted(trap);
-        // SAFETY: a set of this function's.
+/// The region that handlers read, how often they did, and are to do it.
+static START: AtomicUsize = AtomicUsize::new(0);
+static READS: AtomicUsize = AtomicUsize::new(0);
+const WANTED_READS: usize = 1000;
+
+extern "C" fn on_other_signal(_: c_int) {
+    let start = START.load(Ordering::Relaxed);
+    let mut random = Random::new(READS.fetch_add(1, Ordering::Relaxed) as u64);
+    for _ in 0..4 {
+        let page = random.below(PAGES);
+        // SAFETY: a word inside the region, which stays, and is not written to; the call is allowed in
+        // handlers.
         unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigaddset(&raw mut set, libc::SIGSEGV);
-            assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()), 0);
+            if ((start + page * PAGE_SIZE + 8) as *const u64).read_volatile() != (page as u64) << 20 | 1 {
+                libc::abort();
+            }
         }
-        // Pinned memory works.
-        let pin = region.pin(..PAGE_SIZE).unwrap();
-        expect_pages(&region[..PAGE_SIZE], 0, 1);
-        println!("ready");
-        drop(pin);
-        check(&region);
-    };
-    each_in_child("blocked", &OF_SIGNALS, body, |_, ended| {
-        ended.assert_signal(libc::SIGSEGV);
-        assert!(ended.text.contains("ready"), "{}", ended.text);
+    }
+}
+
+fn read_at_random(region: &Region, seed: u64) {
+    let mut random = Random::new(seed);
+    while READS.load(Ordering::Relaxed) < WANTED_READS {
+        let page = random.below(PAGES);
+        expect_pages(&region[page * PAGE_SIZE..][..PAGE_SIZE], page, 1);
+        let range = page * PAGE_SIZE..(page + 64).min(PAGES) * PAGE_SIZE;
+        match random.below(32) {
+            0 => region.pageout(range).unwrap(),
+            1 => region.prefetch(range).unwrap(),
+            2 => drop(region.pin(range).unwrap()),
+            _ => {}
+        }
+    }
+}
+
+/// Threads are interrupted anywhere in the pager. What is sent to the process goes to any thread that does
+/// not block it: the pager's have to.
+#[test]
+fn handlers_of_other_signals_may_read_evicted_memory() {
+    each_succeeds(&TrapKind::ALL, |trap| {
+        let (pager, region) = filled(trap, 8 * MIB, PAGES);
+        // A last signal may come late.
+        let region: &Region = Box::leak(Box::new(region));
+        START.store(region.as_mut_ptr().addr(), Ordering::Relaxed);
+        set_action(libc::SIGUSR1, on_other_signal as extern "C" fn(_) as usize, libc::SA_RESTART);
+        let readers = [0, 1].map(|seed| std::thread::spawn(move || read_at_random(region, seed)));
+        while READS.load(Ordering::Relaxed) < WANTED_READS {
+            // SAFETY: sends signals; the threads may have ended, but have not been joined.
+            unsafe {
+                readers
+                    .iter()
+                    .for_each(|reader| _ = libc::pthread_kill(reader.as_pthread_t(), libc::SIGUSR1));
+                libc::kill(libc::getpid(), libc::SIGUSR1);
+            }
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert!(pager.stats().pages_lost == 0 && pager.stats().pages_in > 100, "{:?}", pager.stats());
     });
 }

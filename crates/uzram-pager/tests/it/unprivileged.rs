@@ -2,33 +2,28 @@
 //! runtimes set.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::fs::chown;
 use std::time::Duration;
 
-use rustix::process::geteuid;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use uzram::ErrorKind;
 use uzram_pager::{Pager, TrapKind};
 
-use crate::common::{Ended, MIB, NOBODY, drop_privileges, in_child, stress};
+use crate::common::{each, expect_success, in_child, stress};
 
-/// `MADV_GUARD_INSTALL`.
-const GUARD_INSTALL: u64 = 102;
+/// The user and group without rights.
+const NOBODY: u32 = 65534;
 
 /// Has system calls fail with EPERM that containers seldom have, and guard pages, too, if wanted.
 fn filter_calls(with_guard_pages: bool) {
-    let calls = [
-        libc::SYS_userfaultfd,
-        libc::SYS_io_uring_setup,
-        libc::SYS_io_uring_enter,
-        libc::SYS_io_uring_register,
-        libc::SYS_ptrace,
-    ];
-    let mut rules: BTreeMap<_, _> = calls.into_iter().map(|call| (call, Vec::new())).collect();
+    let calls = [libc::SYS_userfaultfd, libc::SYS_io_uring_setup, libc::SYS_ptrace];
+    let mut rules = BTreeMap::from(calls.map(|call| (call, Vec::new())));
     if !with_guard_pages {
-        let is_guard = SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, GUARD_INSTALL);
+        // MADV_GUARD_INSTALL.
+        let is_guard = SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 102);
         rules.insert(libc::SYS_madvise, vec![SeccompRule::new(vec![is_guard.unwrap()]).unwrap()]);
     }
     let (allowed, refused) = (SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
@@ -42,67 +37,37 @@ fn filter_calls(with_guard_pages: bool) {
 }
 
 #[test]
-fn guard_pages_are_used_without_rights_and_with_a_filter() {
-    for with_spill in [false, true] {
-        let ended = in_child(if with_spill { "with a spill file" } else { "in memory" }, || {
-            let dir = tempfile::tempdir().unwrap();
-            if geteuid().is_root() {
-                chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+fn without_rights_guard_pages_are_used_and_without_these_it_says_what_to_do() {
+    let body = || {
+        let dir = tempfile::tempdir().unwrap();
+        if rustix::process::geteuid().is_root() {
+            chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            // SAFETY: changes the users of this process, in all threads.
+            unsafe {
+                assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+                assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+                assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
             }
-            drop_privileges();
-            filter_calls(true);
-            if let Err(error) = TrapKind::Guard.check() {
-                return println!("skipped: {error}");
-            }
-            let mut builder = Pager::builder().limit(8 << 20).capacity(1 << 30);
-            if with_spill {
-                builder = builder.spill(dir.path(), 64 << 20);
-            }
-            let pager = builder.build().unwrap();
-            assert_eq!(pager.trap(), TrapKind::Guard);
+        }
+        if File::options().read(true).write(true).open("/dev/userfaultfd").is_ok() {
+            return println!("skipped: this system allows userfaultfd to all");
+        }
+        filter_calls(true);
+        let builder = Pager::builder().limit(8 << 20).capacity(1 << 30);
+        each(&[TrapKind::Guard], |trap| {
+            let pager = builder.clone().spill(dir.path(), 64 << 20).build().unwrap();
+            assert_eq!(pager.trap(), trap);
             stress(&pager, 4, 1, Duration::from_secs(2));
         });
-        ended.iter().for_each(Ended::assert_success);
-    }
-}
-
-#[test]
-fn a_pager_is_refused_where_touches_cannot_be_trapped() {
-    let ended = in_child("build", || {
-        drop_privileges();
-        if std::fs::File::options().read(true).write(true).open("/dev/userfaultfd").is_ok() {
-            return println!("skipped: this system allows userfaultfd to all");
-        }
         filter_calls(false);
-        let error = Pager::builder().limit(8 << 20).build().unwrap_err();
-        let text = error.to_string();
-        assert_eq!((error.kind(), error.setting()), (ErrorKind::Permission, Some("trap")), "{text}");
-        for way in ["Linux 6.15", "root", "CAP_SYS_PTRACE", "/dev/userfaultfd"] {
-            assert!(text.contains(way), "{text}");
+        let uffd = builder.clone().trap(TrapKind::Uffd).build();
+        for (result, way) in [(uffd, "vm.unprivileged_userfaultfd=1"), (builder.build(), "Linux 6.15")] {
+            let error = result.unwrap_err();
+            assert_eq!((error.kind(), error.setting()), (ErrorKind::Permission, Some("trap")), "{error}");
+            for way in ["root", "CAP_SYS_PTRACE", "/dev/userfaultfd", way] {
+                assert!(error.to_string().contains(way), "{error}");
+            }
         }
-        println!("{text}");
-    });
-    ended.iter().for_each(Ended::assert_success);
-}
-
-#[test]
-fn without_rights_uffd_is_refused_and_says_what_it_needs() {
-    let ended = in_child("check", || {
-        drop_privileges();
-        let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
-        let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
-        if sysctl.trim() == "1" || device.is_ok() {
-            return println!("skipped: this system allows userfaultfd to all");
-        }
-        let Err(error) = TrapKind::Uffd.check() else { panic!("userfaultfd is allowed") };
-        let text = error.to_string();
-        assert_eq!(error.kind(), ErrorKind::Permission, "{text}");
-        for way in ["root", "CAP_SYS_PTRACE", "/dev/userfaultfd", "vm.unprivileged_userfaultfd=1"] {
-            assert!(text.contains(way), "{text}");
-        }
-        assert_eq!(error.setting(), Some("trap"));
-        let builder = Pager::builder().limit((8 * MIB) as u64).trap(TrapKind::Uffd);
-        assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Permission));
-    });
-    ended.iter().for_each(Ended::assert_success);
+    };
+    in_child("without rights", body, expect_success);
 }

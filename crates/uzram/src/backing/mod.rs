@@ -73,7 +73,8 @@ pub trait Blocks: Send + Sync {
 
     /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called
     /// exactly once, by another thread and with no lock held, even if the transfer cannot be carried out.
-    /// Only [`FaultyBacking`] calls it on the calling thread, if it can start no thread for a fault.
+    /// Only [`FaultyBacking`], if it can start no thread for a fault, and a pager's spill file, while the
+    /// program forks, call it on the calling thread.
     fn start(&self, transfer: Transfer);
 
     /// Carries out a transfer and waits for it, however many are queued. Must not be called by a completion,

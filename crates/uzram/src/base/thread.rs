@@ -18,8 +18,8 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
 }
 
 /// Starts a thread that other threads wait for. If `run` panics, calls `died` with the reason, so that they
-/// do not wait for ever. The panic hook has reported the panic by then. Fails as [`spawn`].
-pub(crate) fn spawn_relied_on<S: Send + 'static>(
+/// do not wait for ever. The panic hook has reported the panic by then. Errors: `NoMemory`.
+pub fn spawn_relied_on<S: Send + 'static>(
     name: &str,
     mut state: S,
     run: impl FnOnce(&mut S) + Send + 'static,

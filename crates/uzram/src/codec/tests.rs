@@ -152,15 +152,17 @@ impl Coder {
         }
     }
 
-    /// `memory` refuses pages that look random, even repeats of long random patterns.
+    /// `memory` refuses pages that look random, even repeats of long random patterns; some of a program do.
     fn may_refuse(&self, what: &str) -> bool {
-        self.name.starts_with("memory") && (what == "random" || what.starts_with("period"))
+        let may_look_random = ["random", "period", "program"].iter().any(|kind| what.starts_with(kind));
+        self.name.starts_with("memory") && may_look_random
     }
 
     fn shapes(&mut self) -> Vec<(String, Page)> {
         shapes().into_iter().filter(|(what, _)| !self.may_refuse(what)).collect()
     }
 
+    /// Returns the length; that of a page if it is refused.
     fn assert_round_trip(&mut self, what: &str, page: &Page) -> usize {
         let Some(bytes) = self.encode(page, ROOM_BYTES) else {
             assert!(self.may_refuse(what), "{} {what}: no room", self.name);
@@ -249,9 +251,12 @@ fn real() -> Vec<(String, Page)> {
 fn pages_come_back_as_they_were() {
     let pages: Vec<_> = shapes().into_iter().chain(periodic()).chain(real()).collect();
     for mut coder in Coder::all() {
+        let mut refused = 0;
         for (what, page) in &pages {
-            coder.assert_round_trip(what, page);
+            let bytes = coder.assert_round_trip(what, page);
+            refused += u32::from(bytes == PAGE_SIZE && what.starts_with("program"));
         }
+        assert!(refused <= 3, "{}: {refused} pages of this program", coder.name);
         let random = &mut Random::new(SEED);
         for round in 0..100 {
             let text = coder.assert_round_trip(&format!("text {round}"), &text_page(random));

@@ -14,12 +14,15 @@ pub fn is_counted() -> bool {
 
 /// Runs a test of this program, which does the operation `times` times if [`is_counted`]. Returns the
 /// functions that were entered as often, each with its file below `crates/` and its calls; `None` without
-/// valgrind.
-pub fn functions(test: &str, times: u64) -> Option<BTreeMap<String, (String, u64)>> {
+/// valgrind. `within`: only while this one runs, if it is not empty.
+pub fn functions(test: &str, times: u64, within: &str) -> Option<BTreeMap<String, (String, u64)>> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("calls");
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--compress-strings=no"]);
+    if !within.is_empty() {
+        valgrind.arg(format!("--toggle-collect={within}"));
+    }
     valgrind.arg(format!("--callgrind-out-file={}", path.display()));
     let output =
         valgrind.arg(std::env::current_exe().unwrap()).args(["--exact", test]).env(ROLE, "1").output();

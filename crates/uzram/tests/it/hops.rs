@@ -35,7 +35,9 @@ fn a_page_write_passes_through_few_functions() {
         return write_pages();
     }
     let times = PAGES * (ROUNDS - 1);
-    let Some(functions) = functions("hops::a_page_write_passes_through_few_functions", times) else { return };
+    let Some(functions) = functions("hops::a_page_write_passes_through_few_functions", times, "") else {
+        return;
+    };
     // The contents are the test's; the order of locks is checked in builds for tests alone.
     let others = |name: &str| ["random", "sync::hold"].iter().any(|part| name.contains(part));
     let functions: Vec<_> = functions

@@ -3,7 +3,6 @@
 mod block;
 mod clients;
 mod ended;
-mod library;
 mod map;
 mod nbd;
 mod run;

@@ -1,9 +1,10 @@
-//! The programs of `programs/`, and the library of `uzram run`.
+//! The programs of `programs/`, and `uzram run`.
 
 use super::*;
-use std::sync::Once;
 
-use uzram_pager::TrapKind;
+/// Makes a command that of a user with nothing but the right to use userfaultfd.
+pub const AS_NOBODY: &str =
+    "setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps +sys_ptrace --ambient-caps +sys_ptrace";
 
 /// `uzram run`, where it can be.
 pub struct Run(());
@@ -11,19 +12,30 @@ pub struct Run(());
 impl Run {
     /// Prints why and returns `None` where it cannot; the test is then skipped.
     pub fn if_able() -> Option<Run> {
-        if let Err(error) = TrapKind::Uffd.check() {
-            println!("skipped: {error}");
-            return None;
+        let check = finish(bare_command("check --for run"));
+        if !check.status.success() {
+            println!("skipped: {}", check.stderr.trim());
         }
-        static BUILT: Once = Once::new();
-        BUILT.call_once(|| library::build_beside(UZRAM));
-        Some(Run(()))
+        check.status.success().then_some(Run(()))
     }
 
     /// Runs `uzram run args`.
     pub fn run(&self, args: &(impl Words + ?Sized)) -> Ended {
         finish(bare_command(&[&["run"], &args.words()[..]].concat()))
     }
+}
+
+/// Returns the children of a process that have this name, by whatever thread.
+pub fn children(id: u32, name: &str) -> Vec<u32> {
+    let statuses = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        Some((id, fs::read_to_string(entry.path().join("status")).ok()?))
+    });
+    let (parent, name) = (id.to_string(), Some(name));
+    let is_one = |status: &str| {
+        status_field_if_any(status, "PPid") == Some(&parent) && status_field_if_any(status, "Name") == name
+    };
+    statuses.filter(|(_, status)| is_one(status)).map(|(id, _)| id).collect()
 }
 
 /// A compiled program of `programs/`.

@@ -1,0 +1,153 @@
+//! What is told of a program's memory: lines on its standard error, and figures for other processes.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use uzram::store::BackingState;
+use uzram::units::{format_size, pages_to_bytes};
+use uzram_run::sys;
+
+use super::{PUBLISH, Process, say};
+use crate::core::Core;
+use crate::figures::Figures;
+use crate::stats::MemoryStats;
+
+impl Process {
+    /// Says once that the limit cannot be kept, or ends the program.
+    pub(super) fn exceeded(&mut self, core: &Core) {
+        let why = match (self.asked.spills, core.store.backing_state()) {
+            (false, _) => "there is no spill file: give --spill, or raise --limit",
+            (true, Some(BackingState::Full)) => {
+                "the spill file has no room: raise --limit, or the size of --spill"
+            }
+            (true, Some(BackingState::Failing(trouble))) => {
+                let why = trouble.why;
+                &format!("the spill file fails ({why}): raise --limit, or give another folder to --spill")
+            }
+            (true, _) => "what it has is locked, or used by the system: raise --limit",
+        };
+        let (id, limit) = (self.id(), format_size(self.asked.limit_bytes));
+        if self.asked.hard {
+            say(&format!("uzram: process {id} ends, as it needs more than {limit}, and {why}\n"));
+            self.has_told = true;
+            self.asked.hard = false;
+            if rustix::process::pidfd_send_signal(&self.program, rustix::process::Signal::ABORT).is_err() {
+                // It has another user by now. It ends with this process.
+                sys::exit_group(0);
+            }
+        } else if !std::mem::replace(&mut self.has_exceeded, true) {
+            say(&format!("uzram: process {id} uses more than {limit}: {why}\n"));
+        }
+    }
+
+    fn stats(&self) -> Option<MemoryStats> {
+        self.core().map(|core| core.memory_stats())
+    }
+
+    fn figures(&self) -> Figures {
+        figures(self.id(), self.asked.limit_bytes, self.stats())
+    }
+
+    /// Prints what the memory was like, once.
+    pub(super) fn tell_end(&mut self) {
+        let id = self.id();
+        if std::mem::replace(&mut self.has_told, true) || !self.asked.tells(id) {
+            return;
+        }
+        let figures = self.figures();
+        if self.asked.json {
+            return say(&(figures.to_json(id.cast_unsigned()) + "\n"));
+        }
+        let mut text = end_line(&figures, pages_to_bytes(self.besides_pages()));
+        if self.asked.stats {
+            let _ = writeln!(text, "uzram: process {id}: {:?}", self.stats());
+        }
+        say(&text);
+    }
+
+    /// Makes the file of figures. Without it the process is not listed.
+    pub(super) fn begin_figures(&mut self) {
+        let file = || -> rustix::io::Result<OwnedFd> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = rustix::fs::memfd_create(Figures::FILE_NAME, flags)?;
+            rustix::fs::ftruncate(&file, Figures::TEXT_BYTES as u64)?;
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(file)
+        };
+        // In a child the number of the old one is another file's, or none.
+        std::mem::forget(std::mem::replace(&mut self.figures_file, file().ok().map(File::from)));
+        self.write_figures(&figures(self.id(), self.asked.limit_bytes, None));
+    }
+
+    fn write_figures(&self, figures: &Figures) {
+        self.figures_file.iter().for_each(|file| _ = file.write_all_at(&figures.to_text(), 0));
+    }
+
+    /// Publishes figures if they have changed, and not too often.
+    pub(super) fn publish(&mut self) {
+        if self.published.is_some_and(|(_, at)| at.elapsed() < PUBLISH) {
+            return;
+        }
+        let figures = self.figures();
+        if self.published.is_none_or(|(last, _)| last != figures) {
+            self.write_figures(&figures);
+        }
+        self.published = Some((figures, Instant::now()));
+    }
+}
+
+/// Returns the text of what a program's memory was like, with what else it has.
+fn end_line(figures: &Figures, besides_bytes: u64) -> String {
+    let limit = format_size(figures.limit_bytes);
+    if figures.runs == 0 {
+        return format!("uzram: the program never used enough memory to compress any (limit {limit})\n");
+    }
+    let mut text = format!(
+        "uzram: at most {} of {limit} in memory, with {} compressed to {}",
+        format_size(figures.used_max_bytes),
+        format_size(figures.stored_max_bytes),
+        format_size(figures.compressed_max_bytes),
+    );
+    if figures.compressed_max_bytes > 0 {
+        let ratio = figures.stored_max_bytes as f64 / figures.compressed_max_bytes as f64;
+        let _ = write!(text, " (ratio {ratio:.2})");
+    }
+    let _ = writeln!(
+        text,
+        " and {} spilled; {} faults took {:.2} s; {} besides",
+        format_size(figures.spilled_max_bytes),
+        figures.faults,
+        figures.fault_us as f64 / 1e6,
+        format_size(besides_bytes),
+    );
+    text
+}
+
+/// Returns the figures of a process.
+fn figures(process: i32, limit_bytes: u64, stats: Option<MemoryStats>) -> Figures {
+    let runs = stats.is_some();
+    let stats = stats.unwrap_or_default();
+    let pager = &stats.pager;
+    Figures {
+        process: process as u64,
+        limit_bytes,
+        limit_now_bytes: if runs { pages_to_bytes(pager.limit_pages) } else { limit_bytes },
+        runs: runs.into(),
+        used_bytes: pages_to_bytes(pager.used_pages),
+        used_max_bytes: pages_to_bytes(pager.used_pages_max),
+        resident_bytes: pages_to_bytes(pager.resident_pages),
+        stored_bytes: pages_to_bytes(stats.stored.compressed_pages),
+        compressed_bytes: stats.stored.compressed_bytes,
+        stored_max_bytes: pages_to_bytes(stats.most_stored.compressed_pages),
+        compressed_max_bytes: stats.most_stored.compressed_bytes,
+        spilled_bytes: pages_to_bytes(stats.stored.spilled_pages),
+        spilled_max_bytes: pages_to_bytes(stats.most_stored.spilled_pages),
+        spill_written_bytes: stats.stored.spill_written_bytes,
+        faults: pager.faults,
+        fault_us: pager.fault_us,
+    }
+}

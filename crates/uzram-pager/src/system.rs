@@ -1,0 +1,42 @@
+//! What several parts of a pager ask the system for.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+use uzram::thread::spawn_relied_on;
+use uzram::{Error, ErrorKind, Result};
+
+/// Locks what is valid even if a thread that held the lock has panicked.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory
+/// would be out of reach, and threads would wait for ever. Errors: `NoMemory`.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    spawn_relied_on(name, (), |()| run(), |(), _| std::process::abort())
+}
+
+/// Errors: `NoMemory`.
+pub(crate) fn new_eventfd() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|error| Error::new(ErrorKind::NoMemory, format!("eventfd: {error}")))
+}
+
+/// Puts another descriptor in the place of one. Errors: `Io`.
+#[cfg(feature = "image")]
+pub(crate) fn renew(old: std::os::fd::BorrowedFd<'_>, new: OwnedFd) -> Result<()> {
+    use std::os::fd::AsRawFd;
+    if old.as_raw_fd() == new.as_raw_fd() {
+        // It is in its place already.
+        std::mem::forget(new);
+        return Ok(());
+    }
+    // SAFETY: the number is the old one's, whose owner goes on with what it means now.
+    match unsafe { libc::dup3(new.as_raw_fd(), old.as_raw_fd(), libc::O_CLOEXEC) } {
+        -1 => Err(Error::new(ErrorKind::Io, format!("a descriptor: {}", std::io::Error::last_os_error()))),
+        _ => Ok(()),
+    }
+}

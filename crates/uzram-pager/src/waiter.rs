@@ -1,0 +1,197 @@
+//! Reads what userfaultfd tells, and has pages brought.
+//!
+//! One thread does it, and waits for nothing else: touches for which there is no room wait in a list. It
+//! follows the thread that touches: a message tells which that is, and `/proc` on which CPU it ran last.
+
+use std::array;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::core::{By, Core, Fault};
+use crate::room::{MOST_WAIT, WAIT};
+use crate::trap::uffd::{Message, Touch, Uffd};
+
+/// The most descriptors that it waits for.
+const MOST_FDS: usize = 8;
+/// How long a thread is taken to stay on its CPU.
+const LOOKUP: Duration = Duration::from_millis(1);
+
+/// See the [module's documentation](self).
+pub(crate) struct Waiter {
+    pub(crate) core: Arc<Core>,
+    uffd: Arc<Uffd>,
+    /// Touches that wait for room, and for how long at most.
+    waiting: Vec<(Touch, Instant)>,
+    cpu: Follower,
+}
+
+impl Waiter {
+    /// `whose` are the threads that touch.
+    pub(crate) fn new(core: Arc<Core>, uffd: Arc<Uffd>, whose: Whose) -> Waiter {
+        Waiter { core, uffd, waiting: Vec::new(), cpu: Follower { whose, looked: None, cpu: None } }
+    }
+
+    /// Goes on in a child, with descriptors of its own. Errors: `NoMemory`.
+    #[cfg(feature = "image")]
+    pub(crate) fn begin_in_child(&mut self, process: i32) -> uzram::Result<()> {
+        crate::system::renew(self.core.room.reader.as_fd(), crate::system::new_eventfd()?)?;
+        if let Whose::Process(main, _) = &mut self.cpu.whose {
+            *main = process.cast_unsigned();
+        }
+        (self.cpu.looked, self.cpu.cpu) = (None, None);
+        self.waiting.clear();
+        self.note_waiting();
+        Ok(())
+    }
+
+    /// Brings pages until the pager ends.
+    pub(crate) fn serve(&mut self) {
+        let uffd = Arc::clone(&self.uffd);
+        while !self.core.ends.load(Ordering::Relaxed) {
+            self.wait(&[], None);
+            let read = uffd.read(|message| {
+                // Nothing else is told of.
+                if let Message::Touch(touch) = message {
+                    self.touched(touch);
+                }
+            });
+            // The descriptor is open for as long as this thread is.
+            debug_assert!(read.is_ok(), "{read:?}");
+            self.again();
+        }
+    }
+
+    /// Waits for a message, for room, or for others that can be read; at most so long. Returns whether one of
+    /// these can be.
+    pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], most: Option<Duration>) -> bool {
+        let waiting = (!self.waiting.is_empty()).then_some(WAIT);
+        let most = [waiting, most].into_iter().flatten().min();
+        let most = most.and_then(|most| most.try_into().ok());
+        let bell = &self.core.room.reader;
+        let fds = [self.uffd.as_fd(), bell.as_fd()].into_iter().chain(others.iter().copied());
+        let mut all: [_; MOST_FDS] = array::from_fn(|_| PollFd::new(bell, PollFlags::empty()));
+        all.iter_mut().zip(fds).for_each(|(one, fd)| *one = PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let _ = poll(&mut all, most.as_ref());
+        if all[1].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+        all[2..].iter().any(|other| !other.revents().is_empty())
+    }
+
+    fn note_waiting(&self) {
+        self.core.room.touches.store(self.waiting.len() as u32, Ordering::SeqCst);
+    }
+
+    /// Brings the page of a touch, if there is room for it; otherwise the touch waits.
+    pub(crate) fn touched(&mut self, touch: Touch) -> Fault {
+        let fault = self.core.fault(touch.address, touch.writes, By::Reader);
+        match fault {
+            Fault::Done => self.cpu.follow(touch.thread),
+            Fault::NoRoom => {
+                self.waiting.push((touch, Instant::now() + MOST_WAIT));
+                self.note_waiting();
+                self.core.note_wait();
+                // It may have been made meanwhile.
+                self.core.room.wake_evictor();
+            }
+            Fault::Changing => self.uffd.wake_at(touch.address, 1),
+            // It fails.
+            Fault::Lost | Fault::Unknown => {}
+        }
+        fault
+    }
+
+    /// Brings the pages of touches that have waited, if there is room now or they have waited for long.
+    pub(crate) fn again(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let (now, core, uffd) = (Instant::now(), &self.core, &self.uffd);
+        self.waiting.retain(|(touch, until)| {
+            let by = if now < *until { By::Reader } else { By::ReaderAnyway };
+            let fault = core.fault(touch.address, touch.writes, by);
+            if matches!(fault, Fault::Changing | Fault::Unknown) {
+                uffd.wake_at(touch.address, 1);
+            }
+            fault == Fault::NoRoom
+        });
+        self.note_waiting();
+        if !self.waiting.is_empty() {
+            self.core.room.wake_evictor();
+        }
+    }
+}
+
+/// Whose threads touch memory.
+pub(crate) enum Whose {
+    /// This process's.
+    Own,
+    /// Another's: its id, and its `stat`, which tells of its main thread alone. No other can be opened.
+    Process(u32, Arc<std::fs::File>),
+}
+
+/// Has this thread stay on the CPU of those that touch.
+struct Follower {
+    whose: Whose,
+    looked: Option<Instant>,
+    cpu: Option<usize>,
+}
+
+impl Follower {
+    fn follow(&mut self, thread: u32) {
+        let now = Instant::now();
+        if self.looked.is_some_and(|looked| now - looked < LOOKUP) {
+            return;
+        }
+        self.looked = Some(now);
+        let Some(cpu) = self.cpu_of(thread).filter(|cpu| self.cpu != Some(*cpu)) else { return };
+        self.cpu = Some(cpu);
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        // Where that is refused, it stays where it is.
+        let _ = sched_setaffinity(None, &only);
+    }
+
+    /// Returns the CPU that a thread ran on last.
+    fn cpu_of(&self, thread: u32) -> Option<usize> {
+        match &self.whose {
+            Whose::Own => processor(&std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?),
+            Whose::Process(main, stat) => {
+                let mut text = [0; 1024];
+                let len = std::os::unix::fs::FileExt::read_at(&**stat, &mut text, 0).ok()?;
+                (*main == thread).then(|| processor(str::from_utf8(&text[..len]).ok()?)).flatten()
+            }
+        }
+    }
+}
+
+/// Returns the CPU, field 39 of a text of proc_pid_stat(5). The second is in parentheses, and may have
+/// spaces.
+fn processor(stat: &str) -> Option<usize> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split(' ').nth(39 - 3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::{gettid, sched_getaffinity};
+
+    use super::*;
+
+    #[test]
+    fn a_thread_is_found_on_its_cpu() {
+        let follower = Follower { whose: Whose::Own, looked: None, cpu: None };
+        let allowed = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
+        let mut only = CpuSet::new();
+        only.set(last);
+        sched_setaffinity(None, &only).unwrap();
+        assert_eq!(follower.cpu_of(gettid().as_raw_nonzero().get().cast_unsigned()), Some(last));
+        assert_eq!(follower.cpu_of(0), None);
+    }
+}
