@@ -6,7 +6,7 @@ PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 # Those whose memory the corpus `processes` is made of.
 CORPUS_PROGRAMS = python3 g++ node redis-server java
 # Those that are run in less memory, besides.
-RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli libmimalloc
+RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli
 # And those whose output is compared.
 REAL_PROGRAMS = python3 perl ruby lua5.4 php sqlite3 git g++ gdb fio luajit sbcl erl R octave-cli emacs node java go xz \
 	zstd nginx redis-server redis-cli chromium

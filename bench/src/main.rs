@@ -113,14 +113,14 @@ enum Command {
     /// Measure the pager: memory that is paged out and unmapped, one fault, a loop over memory that fits,
     /// Zipf access
     ///
-    /// Parts: unmap, faults, fitting, zipf. Beside the kernel's swap on zram, as root. Pagers trap touches by
-    /// userfaultfd and by guard pages, as far as this system has them.
+    /// Parts: unmap, faults, fitting, zipf. Beside the kernel's swap on zram, as root. Touches are
+    /// messages, and signals, as far as this system allows them.
     Pager,
-    /// Measure `uzram run`: programs in half of the memory that they take, one whose memory fits, and
-    /// starting
+    /// Measure `uzram run`: programs in half of the memory that they take, one whose memory fits, one that
+    /// takes much at once, and starting
     ///
-    /// Beside the same programs in a cgroup of that size whose swap is on kernel zram, as root, and beside
-    /// plain mimalloc, where that is installed. Programs that are missing are left out.
+    /// Beside the same programs in a cgroup of that size whose swap is on kernel zram, as root, and without a
+    /// limit. Programs that are missing are left out.
     Run,
     /// Measure swap: programs in a cgroup of half of the memory that they take, with a swap daemon, with one
     /// that does not survive, and with kernel zram

@@ -1,11 +1,12 @@
 //! `uzram run`: six programs in half of the memory they take, beside the same in a cgroup of that size whose
-//! swap is on kernel zram; a program whose memory fits, beside plain mimalloc; and what starting costs.
+//! swap is on kernel zram; a program whose memory fits; one that takes much memory at once; and what starting
+//! costs.
 //!
 //! What the programs print must be the same everywhere. Their memory is looked at every 10 ms
 //! (`workload::watch`): the anonymous part of it, which is what is managed, what is compressed, and the
 //! rest that is not of files, against the limit.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::median;
 use crate::harness::{Options, Report, unsupported};
 use crate::pager::unmap::check_kernel;
-use crate::workload::{LIMITED, PYTHON, Trial, Watched, Workload, watch};
+use crate::workload::{BURST, LIMITED, PYTHON, Trial, Watched, Workload, watch};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
 const ALGORITHM: &str = "lz4";
@@ -31,9 +32,6 @@ const STARTS: usize = 40;
 /// What Python's objects take where they fit, of what they take otherwise, and the least.
 const FITTING_SHARE: (u64, u64) = (5, 32);
 const LEAST_FITTING_MIB: u64 = 48;
-const MIMALLOC_DIRS: [&str; 4] =
-    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-const MIMALLOC: [&str; 2] = ["libmimalloc.so.3", "libmimalloc.so.2"];
 
 const ROUNDS: usize = 3;
 const TABLE: &str = "program in less memory";
@@ -56,13 +54,11 @@ pub fn run(options: &Options) -> Result<Report> {
         report.part(workload.name, measure(options, uzram, workload, kernel.is_ok()))?;
     }
     let ratios: Vec<f64> = report.column(TABLE, "ratio").collect();
-    if !ratios.is_empty() {
-        let as_fast = ratios.iter().filter(|ratio| **ratio <= 1.0).count() as f64;
-        report.row("all programs", "uzram run", &[("as fast as on kernel zram", as_fast)]);
-    }
+    report.mean_and_slowest("all programs", "uzram run", &ratios);
     let beyond = report.column(TABLE, "beyond limit MiB").fold(f64::NAN, f64::max);
     report.row("all programs", "uzram run", &[("most beyond the limit MiB", beyond)]);
     report.part("memory that fits", fitting(options, uzram))?;
+    report.part("a burst", burst(options, uzram))?;
     report.row("run, starting", "/bin/true", &[("ms more", start_ms(options, uzram)?)]);
     Ok(report)
 }
@@ -114,30 +110,39 @@ fn measure(
     Ok(report)
 }
 
-fn mimalloc() -> Option<PathBuf> {
-    let places = MIMALLOC_DIRS.iter().flat_map(|dir| MIMALLOC.map(|name| Path::new(dir).join(name)));
-    places.into_iter().find(|place| place.exists())
-}
-
-/// Measures the time of a program whose memory fits, divided by that with plain mimalloc.
+/// Measures the time of a program whose memory fits, divided by that without a limit.
 fn fitting(options: &Options, uzram: &Path) -> Result<Report> {
     PYTHON.check()?;
-    let mimalloc = mimalloc().ok_or_else(|| unsupported("there is no libmimalloc"))?;
     let dir = temporary(&options.dir)?;
     let (part, of) = FITTING_SHARE;
     let python_mib = (amount(options, &PYTHON) * part / of).max(LEAST_FITTING_MIB);
     PYTHON.prepare(dir.path(), python_mib)?;
     let limit_bytes = 4 * (python_mib << 20);
-    let prefixes = [
-        limited_by_uzram(uzram, dir.path(), limit_bytes),
-        vec!["env".to_owned(), format!("LD_PRELOAD={}", mimalloc.display())],
-    ];
+    let prefixes = [limited_by_uzram(uzram, dir.path(), limit_bytes), Vec::new()];
     let [limited, plain] = in_turn(options.rounds(ROUNDS), &options.stop, |_, which| {
         let mut command = PYTHON.command(dir.path(), python_mib, &prefixes[which]);
         Ok(watch(&mut command, PATIENCE, || options.stop.load(Ordering::Relaxed))?.seconds)
     })?;
     let mut report = Report::default();
-    report.ratio("run, memory that fits", "python", "time / plain mimalloc", [&limited, &plain]);
+    report.ratio("run, memory that fits", "python", "time / plain", [&limited, &plain]);
+    Ok(report)
+}
+
+/// Measures how far memory goes beyond the limit when one thread writes to four times as much at once.
+fn burst(options: &Options, uzram: &Path) -> Result<Report> {
+    BURST.check()?;
+    let dir = temporary(&options.dir)?;
+    let burst_mib = amount(options, &BURST);
+    let limit_bytes = burst_mib << 20 >> 2;
+    let prefix = limited_by_uzram(uzram, dir.path(), limit_bytes);
+    let mut most_bytes = 0;
+    for _ in 0..options.rounds(ROUNDS) {
+        let mut command = BURST.command(dir.path(), burst_mib, &prefix);
+        let watched = watch(&mut command, PATIENCE, || options.stop.load(Ordering::Relaxed))?;
+        most_bytes = most_bytes.max(watched.anonymous_bytes);
+    }
+    let mut report = Report::default();
+    report.row("run, a burst", "python", &[("beyond limit MiB", mib(most_bytes) - mib(limit_bytes))]);
     Ok(report)
 }
 

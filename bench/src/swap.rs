@@ -50,9 +50,7 @@ pub fn run(options: &Options) -> Result<Report> {
         let of_side = |row: &str| row.ends_with(&format!(", {name}"));
         let ratios = report.figures.iter().filter(|figure| figure.column == RATIO && of_side(&figure.row));
         let ratios: Vec<f64> = ratios.map(|figure| figure.value).collect();
-        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-        let slowest = ratios.into_iter().fold(f64::NAN, f64::max);
-        report.row("all programs in swap", name, &[("geometric mean", mean), ("slowest", slowest)]);
+        report.mean_and_slowest("all programs in swap", name, &ratios);
     }
     let failed_writes = report.column(TABLE, FAILED_WRITES).sum();
     report.row("all programs in swap", "uzram", &[(FAILED_WRITES, failed_writes)]);

@@ -62,6 +62,16 @@ impl Report {
         self.figures.push(Figure { table, row, column, value, rounds: rounds.to_vec() });
     }
 
+    /// Adds the geometric mean and the largest of some ratios, if there are any.
+    pub fn mean_and_slowest(&mut self, table: &str, row: &str, ratios: &[f64]) {
+        if ratios.is_empty() {
+            return;
+        }
+        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        let slowest = ratios.iter().copied().fold(f64::NAN, f64::max);
+        self.row(table, row, &[("geometric mean", mean), ("slowest", slowest)]);
+    }
+
     /// Adds a note.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use uzram::units::{Page, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
-use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory};
 use super::settings::{PagerSettings, Touched};
@@ -24,10 +23,7 @@ pub(crate) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
     let corpus = Mapping::file(&job.corpus)?;
     let limit_bytes = (LIMIT * pages_to_bytes(job.pages as u64)).max(uzram_pager::LEAST_LIMIT_BYTES);
     let pager = PagerSettings::new(trap, limit_bytes).build()?;
-    let plain = match trap {
-        TrapKind::Uffd => Mapping::anonymous(job.pages)?,
-        _ => Mapping::memfd(job.pages)?,
-    };
+    let plain = Mapping::anonymous(job.pages)?;
     let mut memories = [Memory::map(Some(&pager), job.pages)?, Memory::Kernel(plain)];
     memories.iter_mut().for_each(|memory| memory.fill(corpus.pages(), 0));
     let wanted = sum(memories[1].pages());

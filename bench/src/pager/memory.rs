@@ -4,7 +4,6 @@ use std::fs::File;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzram::units::{PAGE_SIZE, Page};
@@ -36,16 +35,6 @@ impl Mapping {
         let mapping = Mapping::new(start, len)?;
         mapping.advise(Advice::LinuxNoHugepage).map_err(no_memory)?;
         Ok(mapping)
-    }
-
-    pub(super) fn memfd(pages: usize) -> Result<Mapping> {
-        let file = memfd_create("uzram-bench", MemfdFlags::CLOEXEC).map_err(no_memory)?;
-        ftruncate(&file, (pages * PAGE_SIZE) as u64).map_err(no_memory)?;
-        let len = pages * PAGE_SIZE;
-        // SAFETY: as above.
-        let start =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED, &file, 0) };
-        Mapping::new(start, len)
     }
 
     /// Maps the whole pages of a file to read them: their memory is the page cache's, and not this process's.

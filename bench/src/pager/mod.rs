@@ -14,7 +14,7 @@ pub(crate) mod zipf;
 use std::path::Path;
 
 use uzram::Result;
-use uzram_pager::TrapKind;
+use uzram_pager::Trap;
 
 use crate::block::cgroup::Cgroup;
 use crate::harness::corpus::Saved;
@@ -25,8 +25,6 @@ use crate::harness::{Options, Report};
 use settings::Touched;
 use unmap::{Owner, Phase, UnmapOptions, check_kernel};
 
-/// The ways to trap touches that are measured.
-pub const TRAPS: [TrapKind; 2] = [TrapKind::Uffd, TrapKind::Guard];
 /// The parts of the benchmark.
 pub const PARTS: [&str; 4] = ["unmap", "faults", "fitting", "zipf"];
 /// Rounds, unless the options say otherwise: paging out 256 MiB takes seconds.
@@ -40,7 +38,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let saved = Saved::of(&options.corpus, &options.stop)?;
     let mut report = Report::default();
     let mut traps = Vec::new();
-    for trap in TRAPS {
+    for trap in Trap::ALL {
         match trap.check() {
             Ok(()) => traps.push(trap),
             Err(error) => report.note(format!("pager with {} not measured: {error}", trap.name())),
@@ -80,7 +78,7 @@ pub fn run(options: &Options) -> Result<Report> {
 fn unmapped(
     options: &Options,
     corpus: &Path,
-    traps: &[TrapKind],
+    traps: &[Trap],
     kernel: bool,
     report: &mut Report,
 ) -> Result<()> {
@@ -118,9 +116,9 @@ fn unmapped(
 }
 
 /// Touches of pages that were paged out, by several threads at the same time.
-fn faults(options: &Options, corpus: &Path, traps: &[TrapKind], report: &mut Report) -> Result<()> {
+fn faults(options: &Options, corpus: &Path, traps: &[Trap], report: &mut Report) -> Result<()> {
     const TABLE: &str = "one fault";
-    let start = |trap: &TrapKind| {
+    let start = |trap: &Trap| {
         User::start(&options.bench, "Fault", &Touched::new(*trap, corpus, options.amount(16384, 1024)))
     };
     let mut users = traps.iter().map(start).collect::<Result<Vec<_>>>()?;

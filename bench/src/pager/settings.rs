@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use uzram::designs::PoolDesign;
 use uzram::{Error, Result};
-use uzram_pager::{Pager, TrapKind};
+use uzram_pager::{Pager, Trap};
 
 /// A process that touches memory of a pager.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,11 +19,11 @@ pub(crate) struct Touched {
 }
 
 impl Touched {
-    pub(super) fn new(trap: TrapKind, corpus: &Path, pages: usize) -> Touched {
+    pub(super) fn new(trap: Trap, corpus: &Path, pages: usize) -> Touched {
         Touched { trap: trap.name().to_owned(), corpus: corpus.to_owned(), pages }
     }
 
-    pub(super) fn trap(&self) -> Result<TrapKind> {
+    pub(super) fn trap(&self) -> Result<Trap> {
         trap_named(&self.trap)
     }
 }
@@ -40,7 +40,7 @@ pub(super) struct PagerSettings {
 }
 
 impl PagerSettings {
-    pub(super) fn new(trap: TrapKind, limit_bytes: u64) -> PagerSettings {
+    pub(super) fn new(trap: Trap, limit_bytes: u64) -> PagerSettings {
         PagerSettings { trap: trap.name().to_owned(), pool_design: None, limit_bytes, spill: None }
     }
 
@@ -56,7 +56,7 @@ impl PagerSettings {
     }
 }
 
-fn trap_named(name: &str) -> Result<TrapKind> {
-    let found = TrapKind::ALL.into_iter().find(|trap| trap.name() == name);
+fn trap_named(name: &str) -> Result<Trap> {
+    let found = Trap::ALL.into_iter().find(|trap| trap.name() == name);
     found.ok_or_else(|| Error::invalid(format!("there is no trap '{name}'")))
 }

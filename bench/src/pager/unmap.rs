@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use uzram::units::pages_to_bytes;
 use uzram::{Error, Result};
-use uzram_pager::TrapKind;
+use uzram_pager::Trap;
 
 use super::memory::{Mapping, Memory, touch};
 use super::settings::PagerSettings;
@@ -77,7 +77,7 @@ pub enum Owner {
     /// The kernel's, on a swap area of zram with this algorithm.
     Kernel(&'static str),
     /// A pager's; the design of the pool's locks, if not the default.
-    Pager(TrapKind, Option<&'static str>),
+    Pager(Trap, Option<&'static str>),
 }
 
 impl fmt::Display for Owner {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use uzram::units::{Page, page_of, pages_to_bytes};
 use uzram::{Error, Result};
-use uzram_pager::TrapKind;
+use uzram_pager::Trap;
 
 use super::memory::{Mapping, Memory, changed, corpus_page};
 use super::settings::PagerSettings;
@@ -35,7 +35,7 @@ pub(super) fn measure(
     options: &Options,
     rounds: usize,
     corpus: &Path,
-    traps: &[TrapKind],
+    traps: &[Trap],
     kernel: bool,
     report: &mut Report,
 ) -> Result<()> {

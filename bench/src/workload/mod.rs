@@ -120,6 +120,16 @@ static JVM: Workload = Workload {
     script: r#"exec "$@" java -XX:+UseSerialGC -Xmx4g -Xshare:auto -cp . Heap $n"#,
 };
 
+/// Writes to so many MiB at once.
+pub(crate) static BURST: Workload = Workload {
+    name: "burst",
+    programs: &["/usr/bin/python3"],
+    amounts: [1024, 256, 64],
+    is_long: false,
+    prepare: |_, _| Ok(()),
+    script: r#"exec "$@" /usr/bin/python3 -c "print(len(b'x' * ($n << 20)))""#,
+};
+
 /// Those that `uzram run` is measured with.
 pub(crate) static LIMITED: [&Workload; 6] = [&PYTHON, &SQLITE, &REDIS, &SORT, &COMPILE, &NODE];
 /// Those that swap is measured with.

@@ -13,9 +13,9 @@ use crate::common::wait_until;
 use uzram::{ErrorKind, Result};
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::{Options, Report, Source};
-use uzram_bench::pager::TRAPS;
 use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, check_kernel, measure};
 use uzram_bench::{block, pager, targets};
+use uzram_pager::Trap;
 
 /// Leftovers are recognised by this process's ID, so tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -147,7 +147,7 @@ fn a_program_that_fails_leaves_nothing() {
         Options { uzram: Some("/bin/false".into()), bench: "/bin/false".into(), ..small(dir.path()) };
     // What the program cannot do is not measured.
     assert_eq!(block::run(&broken).unwrap_err().kind(), ErrorKind::Unsupported);
-    if TRAPS.iter().any(|trap| trap.check().is_ok()) || check_kernel().is_ok() {
+    if Trap::ALL.iter().any(|trap| trap.check().is_ok()) || check_kernel().is_ok() {
         assert!(pager::run(&broken).unwrap_err().to_string().contains("the program that is measured"));
     }
     let missing = Source::File(dir.path().join("missing"));
@@ -166,7 +166,7 @@ fn several_jobs_unmap_at_once() {
     let (program, before) = (bench(), things());
     let kernel = [Owner::Kernel("lz4"), Owner::Kernel("lzo-rle")].into_iter();
     let kernel = kernel.filter(|_| check_kernel().is_ok());
-    let traps = TRAPS.into_iter().filter(|trap| trap.check().is_ok());
+    let traps = Trap::ALL.into_iter().filter(|trap| trap.check().is_ok());
     for owner in kernel.chain(traps.map(|trap| Owner::Pager(trap, Some("split")))) {
         let stop = &Options::default().stop;
         let (program, corpus, phases) = (&program, &corpus, &Phase::ALL);

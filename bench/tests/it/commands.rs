@@ -70,7 +70,7 @@ fn a_short_run_prints_a_table_or_json() {
             "small, written in random order, mapped ahead",
             "median ms",
         ),
-        (&["pager", "--only", "faults"], "one fault", "uffd, 4 threads", "p50 µs"),
+        (&["pager", "--only", "faults"], "one fault", "message, 4 threads", "p50 µs"),
         (&["--targets", "--only", "hit ratios"], "hits", "loop, 5 % in memory", "points"),
     ] {
         let short = ["--seconds", "0.01", "--repeat", "1", "--small", "--corpus", &corpus];

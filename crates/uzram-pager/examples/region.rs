@@ -1,6 +1,6 @@
 //! Sorts numbers in a quarter of the memory that they take.
 //!
-//! `cargo run --release --example region [SIZE_MIB] [uffd|guard]`
+//! `cargo run --release --example region [SIZE_MIB] [message|signal]`
 //!
 //! The numbers are a slice over a [`Region`](uzram_pager::Region), sorted in place. The pager's limit is a
 //! quarter of their size: what was not used for long is compressed, and what does not fit compressed goes to
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use uzram::random::Random;
 use uzram::{Error, Result};
-use uzram_pager::{Pager, PagerStats, TrapKind};
+use uzram_pager::{Pager, PagerStats, Trap};
 
 /// Sorts numbers of `size_bytes` bytes.
 ///
@@ -20,7 +20,7 @@ use uzram_pager::{Pager, PagerStats, TrapKind};
 ///
 /// # Panics
 /// If the result is not what was to be sorted, in order.
-fn sort(size_bytes: usize, trap: TrapKind) -> Result<PagerStats> {
+fn sort(size_bytes: usize, trap: Trap) -> Result<PagerStats> {
     let spill =
         tempfile::tempdir().map_err(|error| Error::invalid(format!("no folder to spill to: {error}")))?;
     let builder = Pager::builder().limit(size_bytes as u64 / 4).capacity(2 * size_bytes as u64).trap(trap);
@@ -49,13 +49,13 @@ fn main() -> Result<()> {
     for argument in std::env::args().skip(1) {
         if let Ok(mib) = argument.parse::<usize>() {
             size_mib = mib;
-        } else if let Some(trap) = TrapKind::ALL.into_iter().find(|trap| trap.name() == argument) {
+        } else if let Some(trap) = Trap::ALL.into_iter().find(|trap| trap.name() == argument) {
             traps.push(trap);
         } else {
             return Err(Error::invalid(format!("'{argument}' is neither a size in MiB nor a trap")));
         }
     }
-    for trap in if traps.is_empty() { TrapKind::ALL.into() } else { traps } {
+    for trap in if traps.is_empty() { Trap::ALL.into() } else { traps } {
         // Has the peak begin anew; without it, the first run's is shown for all.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         let start = Instant::now();
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn numbers_are_sorted_in_a_quarter_of_their_memory() {
-        for trap in TrapKind::ALL {
+        for trap in Trap::ALL {
             if let Err(error) = trap.check() {
                 println!("skipped: {}: {error}", trap.name());
                 continue;

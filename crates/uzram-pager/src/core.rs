@@ -1,4 +1,4 @@
-//! Loading and evicting: the same for both ways to trap a touch. A page's [`State`] says where its contents
+//! Loading and evicting. A page's [`State`] says where its contents
 //! are, and which thread may move them.
 //!
 //! **A fault** ([`Core::fault`]):
@@ -36,7 +36,7 @@ use crate::spill::Spill;
 use crate::state::{Access, Place, State, Touched};
 use crate::stats::{MemoryStats, PagerStats, Share, Stored, sum};
 use crate::system::lock;
-use crate::trap::{self, Shelf, Trap};
+use crate::uffd::{self, Staging, Uffd};
 use crate::waiting::Waiting;
 use crate::window::Windows;
 
@@ -91,13 +91,13 @@ pub(crate) enum Fault {
 
 /// What a thread moves pages with: where those lie that it takes, and contents on their way.
 struct Bench {
-    shelf: Shelf,
+    shelf: Staging,
     buffer: Box<[Page]>,
 }
 
 /// See the [module's documentation](self).
 pub(crate) struct Core {
-    trap: Arc<dyn Trap>,
+    uffd: Arc<Uffd>,
     pub(crate) store: Arc<Store>,
     pub(crate) spill: Option<Arc<Spill>>,
     pub(crate) map: RwLock<Map>,
@@ -110,7 +110,7 @@ pub(crate) struct Core {
     benches: Box<[Mutex<Bench>]>,
     /// Pages that are to leave, and the shelves for them. Protected by the lock: which batch is on which.
     waiting: Mutex<Waiting>,
-    shelves: Box<[Shelf]>,
+    shelves: Box<[Staging]>,
     /// Where each page that waits lies, or is being opened from; 0 for others. Written by the page's owner.
     slots: Table<AtomicU32>,
     pub(crate) room: Room,
@@ -132,29 +132,29 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// `store`: it finds cold pages itself if there is a spill file. Errors: `NoMemory`.
+    /// Errors: `NoMemory`.
     pub(crate) fn new(
-        trap: Arc<dyn Trap>,
+        uffd: Arc<Uffd>,
         store: Arc<Store>,
         spill: Option<Arc<Spill>>,
         limit_pages: u64,
         most_compressed: [u64; 2],
     ) -> Result<Self> {
         let pages = store.pages();
-        let room = Room::new(limit_pages, if spill.is_some() { 2 } else { 1 }, Arc::clone(&store))?;
+        let room = Room::new(limit_pages, Arc::clone(&store))?;
         let shelves = (limit_pages / WAITING_SHARE) as usize / room.batch_pages();
         let shelves = shelves.clamp(1, MOST_SHELVES);
         let benches = 2 * std::thread::available_parallelism().map_or(1, usize::from) + 2;
         let bench = |_| {
             let buffer = vec![[0; PAGE_SIZE]; MOST_PAGES].into();
-            trap.shelf().map(|shelf| Mutex::new(Bench { shelf, buffer }))
+            Staging::new(&uffd).map(|shelf| Mutex::new(Bench { shelf, buffer }))
         };
         Ok(Core {
             benches: (0..benches).map(bench).collect::<Result<_>>()?,
             waiting: Mutex::new(Waiting::new(shelves)),
-            shelves: (0..shelves).map(|_| trap.shelf()).collect::<Result<_>>()?,
+            shelves: (0..shelves).map(|_| Staging::new(&uffd)).collect::<Result<_>>()?,
             slots: Table::new(pages as usize)?,
-            trap,
+            uffd,
             map: RwLock::new(Map::new(pages)),
             states: Table::new(pages as usize)?,
             lru: Lru::new(&LruConfig::new(pages))?,
@@ -226,7 +226,6 @@ impl Core {
                     return loaded;
                 }
                 Touched::Open { copied } => return self.reopen(page, copied, waits),
-                Touched::In if waits => return Fault::Done,
                 Touched::In => return self.look(page),
                 Touched::Busy if waits => self.bell(page).wait(number, None),
                 Touched::Busy => return Fault::Done,
@@ -348,7 +347,7 @@ impl Core {
                 self.room.touched_pages.add(u64::from(!stored));
                 self.lru.add(page as u32);
                 self.end(page, Place::In, keeps[nth]);
-            } else if nth == 0 && good == 0 && self.map().of(page, 1).is_none_or(|page| self.trap.lose(page))
+            } else if nth == 0 && good == 0 && self.map().of(page, 1).is_none_or(|page| self.uffd.lose(page))
             {
                 share.pages_lost.add(1);
                 self.end(page, Place::Bad, false);
@@ -386,7 +385,7 @@ impl Core {
                 done += 1;
                 continue;
             };
-            let placed = self.trap.place(&contents[done..done + part.pages], part);
+            let placed = self.uffd.copy(part.address, &contents[done..done + part.pages]);
             drop(map);
             done += placed;
             if placed < part.pages {
@@ -408,7 +407,7 @@ impl Core {
 
     fn wake(&self, map: &Map, page: u64) {
         self.bell(page).ring();
-        map.of(page, 1).into_iter().for_each(|part| self.trap.wake(part));
+        map.of(page, 1).into_iter().for_each(|part| self.uffd.wake(part));
     }
 
     /// Ends a state that the caller owns. Returns whether threads wait for the page.
@@ -452,10 +451,18 @@ impl Core {
         part.numbers().for_each(|page| self.state(page).pin(true));
         part.chunks(1).fold(true, |all, Part { address, first: page, .. }| {
             // An eviction that had begun ends, and then the page is loaded again.
-            while !matches!(self.state(page).get().place(), Place::In | Place::Bad) {
-                self.fault(address, true, By::Toucher);
+            let place = loop {
+                match self.state(page).get().place() {
+                    place @ (Place::In | Place::Bad) => break place,
+                    _ => _ = self.fault(address, true, By::Toucher),
+                }
+            };
+            if place == Place::In {
+                let byte: *const u8 = std::ptr::with_exposed_provenance(address);
+                // SAFETY: a byte of the region's. A page that the program has emptied by madvise(2) comes.
+                let _ = unsafe { byte.read_volatile() };
             }
-            all && self.state(page).get().place() == Place::In
+            all && place == Place::In
         })
     }
 
@@ -489,8 +496,8 @@ impl Core {
                         place @ (Place::Loading | Place::Leaving) => self.wait_while(page.first, place),
                         place @ (Place::Out | Place::Bad | Place::Waiting) => {
                             if let Some(copied) = self.state(page.first).start(place, Place::Loading) {
-                                if place != Place::Out {
-                                    self.trap.forget(page);
+                                if place == Place::Bad {
+                                    self.uffd.discard(page);
                                 }
                                 self.empty(page.first, place, copied);
                                 self.end(page.first, Place::New, false);
@@ -502,7 +509,7 @@ impl Core {
         }
     }
 
-    /// Empties those of up to [`MOST_PAGES`] pages that are in memory, as far as the trap takes them.
+    /// Empties those of up to [`MOST_PAGES`] pages that are in memory, as far as the system takes them.
     fn discard_open(&self, part: Part) {
         let mut nth = 0;
         while nth < part.pages {
@@ -514,7 +521,7 @@ impl Core {
                 copied[count] = is_copied;
                 count += 1;
             }
-            let is_done = count > 0 && self.trap.discard(part.from(nth, count));
+            let is_done = count > 0 && self.uffd.discard(part.from(nth, count));
             for (page, is_copied) in (at..).zip(&copied[..count]) {
                 if is_done {
                     self.empty(page, Place::In, *is_copied);
@@ -557,24 +564,23 @@ impl Core {
         if pages as u64 > self.store.pages() {
             return Err(full());
         }
-        let address = trap::reserve(pages << PAGE_SHIFT)?;
+        let address = uffd::reserve(pages << PAGE_SHIFT)?;
         let insert = || self.change_map().insert(address, pages);
         let freed = || {
             self.clean();
             insert()
         };
         let Some(part) = insert().or_else(freed) else {
-            // It has no numbers: `Trap::unmap` is for what has.
-            trap::unmap(Part { address, first: 0, pages });
+            uffd::unmap(Part { address, first: 0, pages });
             return Err(full());
         };
-        self.trap.map(part).inspect_err(|_| self.unmap(part))?;
+        self.uffd.map(part).inspect_err(|_| self.unmap(part))?;
         Ok(part)
     }
 
     pub(crate) fn unmap(&self, part: Part) {
         let mut map = self.change_map();
-        self.trap.unmap(part);
+        self.uffd.unmap(part);
         let gone = map.remove(part.addresses());
         drop(map);
         self.removed(&gone, true);
@@ -653,6 +659,10 @@ impl Core {
         Ok(())
     }
 
+    pub(crate) fn is_away_at(&self, address: usize) -> bool {
+        self.part_at(address).is_some_and(|part| self.is_away(part.first))
+    }
+
     pub(crate) fn is_away(&self, page: u64) -> bool {
         matches!(self.state(page).get().place(), Place::Out | Place::Waiting)
     }
@@ -671,7 +681,7 @@ impl Core {
                 }
                 Place::Waiting => {
                     let (shelf, nth) = self.slot(page.first);
-                    self.trap.read(shelf, nth, page.first, 1, buffer)
+                    Some(shelf.pages(nth, 1))
                 }
                 Place::Bad => None,
                 _ => return true,
@@ -682,10 +692,10 @@ impl Core {
 
     /// Notes that a page of a shelf was touched by something else.
     pub(crate) fn touched_shelf(&self, address: usize) {
-        self.shelves.iter().flatten().for_each(|staging| staging.touched(address));
+        self.shelves.iter().for_each(|staging| staging.touched(address));
     }
 
-    pub(crate) fn each_shelf(&self, mut each: impl FnMut(&Shelf) -> Result<()>) -> Result<()> {
+    pub(crate) fn each_shelf(&self, mut each: impl FnMut(&Staging) -> Result<()>) -> Result<()> {
         self.shelves.iter().try_for_each(&mut each)?;
         self.benches.iter().try_for_each(|bench| each(&lock(bench).shelf))
     }

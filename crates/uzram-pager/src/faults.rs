@@ -1,9 +1,31 @@
-//! Faults injected into system calls, for tests.
+//! Faults injected into system calls, and userfaultfd for valgrind, which does not know it: for tests.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use linux_raw_sys::general::uffdio_copy;
 use rustix::io::Errno;
+use rustix::ioctl::Opcode;
 use uzram::units::PAGE_SHIFT;
+
+use crate::uffd::{COPY, MOVE};
+
+/// Nothing is trapped: pages are copied.
+pub(crate) static IS_EMULATED: AtomicBool = AtomicBool::new(false);
+
+/// Does what an ioctl of userfaultfd does to pages, but for one that moves them: they stay where they are.
+pub(crate) fn emulate<T>(code: Opcode, argument: &T) {
+    let argument = (&raw const *argument).cast::<u8>();
+    if code == COPY || code == MOVE {
+        // SAFETY: the arguments of both begin so, and their ranges are mapped.
+        unsafe {
+            let uffdio_copy { dst, src, len, .. } = *argument.cast::<uffdio_copy>();
+            let (from, to) =
+                (with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut(dst as usize));
+            std::ptr::copy_nonoverlapping(from, to, len as usize);
+        }
+    }
+}
 
 /// One call of so many fails; 0 for none.
 pub(crate) static ONE_OF: AtomicU64 = AtomicU64::new(0);

@@ -30,6 +30,8 @@ pub mod process;
 #[cfg(not(loom))]
 mod room;
 #[cfg(not(loom))]
+mod sigbus;
+#[cfg(not(loom))]
 mod signals;
 mod state;
 #[cfg(not(loom))]
@@ -47,7 +49,7 @@ extern crate self as uzram_pager;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[cfg(not(loom))]
-mod trap;
+mod uffd;
 #[cfg(not(loom))]
 mod waiter;
 #[cfg(not(loom))]
@@ -61,7 +63,7 @@ pub(crate) const MOST_PAGES: usize = 64;
 #[cfg(not(loom))]
 pub use figures::Figures;
 #[cfg(not(loom))]
-pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
+pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, Trap};
 pub use state::Access;
 #[cfg(not(loom))]
 pub use stats::PagerStats;

@@ -35,7 +35,7 @@ impl Page {
             match self.state.touch() {
                 Touched::Load { stored } => return self.load(stored),
                 Touched::Open { .. } => return self.reopen(),
-                Touched::In => return,
+                Touched::In => return self.look(),
                 Touched::Busy => thread::yield_now(),
                 Touched::Lost => panic!("nothing is lost here"),
             }
@@ -50,6 +50,14 @@ impl Page {
         self.place(self.shelf.swap(0, Ordering::Relaxed));
         self.slot.store(0, Ordering::Release);
         self.end(Place::In);
+    }
+
+    /// As `Core::look`: nobody empties the page without a word here, so that it is there.
+    fn look(&self) {
+        if self.state.start(Place::In, Place::Loading).is_some() {
+            assert_ne!(self.memory.load(Ordering::Acquire), 0, "it left");
+            self.end(Place::In);
+        }
     }
 
     fn load(&self, stored: bool) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use uzram::backing::{Backing, Blocks};
 use uzram::codec::{Algorithm, Kind};
-use uzram::store::{BackingOptions, PolicyThread, StoreBuilder};
+use uzram::store::{BackingOptions, PolicyThread, ReclaimOrder, ReclaimPolicy, StoreBuilder};
 use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
@@ -18,24 +18,31 @@ use uzram::{Error, ErrorKind, Result};
 use crate::core::{Core, Next};
 use crate::map::Part;
 use crate::pressure::{self, Goal, Governor, Source};
+use crate::sigbus::{self, Registered};
 use crate::signals::Blocked;
 use crate::spill::{Spill, SpillThread};
 use crate::state::Access;
 use crate::stats::PagerStats;
 use crate::system::{lock, spawn};
-use crate::trap::Trap;
-use crate::trap::guard::Guard;
-use crate::trap::sigsegv::{self, Registered};
-use crate::trap::uffd::{Follows, Uffd};
+use crate::uffd::{Tells, Uffd};
 use crate::waiter::{Waiter, Whose};
 
 /// The default of [`PagerBuilder::capacity`].
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 /// The smallest limit: buffers, and the working set of a small loop.
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
-/// The most of the limit that compressed memory takes, in eighths, without room in a spill file and with it.
-/// With a quarter instead of an eighth, node in half of its memory had a third more faults.
-const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 1];
+/// The most of the limit that compressed memory takes, in parts of 32, without room in a spill file and with
+/// it: what is in that file is mostly in the system's page cache, too.
+const MOST_COMPRESSED_PARTS: [u64; 2] = [28, 1];
+/// And at least, in pages: what is spilled at once, and slabs.
+const LEAST_COMPRESSED_PAGES: u64 = 128;
+/// Whole zspages, so that their memory is free without moving others together.
+const SPILL: ReclaimPolicy = ReclaimPolicy {
+    high_percent: 90,
+    low_percent: 75,
+    order: ReclaimOrder::Zspages,
+    ..ReclaimPolicy::DEFAULT
+};
 /// How long the evictor rests when nothing can leave; and at most, as it rests twice as long each time once
 /// memory counts as beyond the limit: what it tries to compress takes time from the program.
 const REST: Duration = Duration::from_millis(50);
@@ -46,44 +53,34 @@ const EXCESS_AFTER: u32 = 3;
 /// How long it leaves taking pages from the program to threads that fault.
 const LATER: Duration = Duration::from_millis(5);
 
-/// How a touch of memory that is not there is trapped.
+/// How a touch of memory that is not there reaches the pager, by userfaultfd(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TrapKind {
-    /// userfaultfd(2).
-    Uffd,
-    /// Guard pages and SIGSEGV.
-    Guard,
+pub enum Trap {
+    /// As a message to a thread of the pager. System calls may touch the memory, too.
+    Message,
+    /// As a SIGBUS, whose handler brings the page.
+    Signal,
 }
 
-impl TrapKind {
+impl Trap {
     /// All ways, the best first.
-    pub const ALL: [TrapKind; 2] = [TrapKind::Uffd, TrapKind::Guard];
+    pub const ALL: [Trap; 2] = [Trap::Message, Trap::Signal];
 
     /// Returns the name used in settings and messages.
     pub const fn name(self) -> &'static str {
         match self {
-            TrapKind::Uffd => "uffd",
-            TrapKind::Guard => "guard",
+            Trap::Message => "message",
+            Trap::Signal => "signal",
         }
     }
 
-    /// Returns the best way that this process can use. Errors: why there is none, and what would allow each.
-    fn of_this_process() -> Result<TrapKind> {
-        let Err(no_uffd) = TrapKind::Uffd.check() else { return Ok(TrapKind::Uffd) };
-        if TrapKind::Guard.check().is_ok() {
-            return Ok(TrapKind::Guard);
-        }
-        let what = "touches of memory can be trapped neither by guard pages, which takes Linux 6.15, nor by userfaultfd, which takes \
-                    Linux 6.8 and root, CAP_SYS_PTRACE, access to /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1";
-        Err(Error::new(no_uffd.kind(), what).with_setting("trap"))
+    fn open(self) -> Result<Uffd> {
+        Uffd::new(if self == Trap::Message { Tells::Touches } else { Tells::Nothing })
     }
 
     /// Returns whether this process can use it on this machine. Errors: why not, and what would allow it.
     pub fn check(self) -> Result<()> {
-        match self {
-            TrapKind::Uffd => Uffd::new(Follows::Nothing).map(drop),
-            TrapKind::Guard => Guard::check(),
-        }
+        self.open().map(drop)
     }
 }
 
@@ -95,7 +92,7 @@ pub struct PagerBuilder {
     capacity_bytes: u64,
     algorithm: Algorithm,
     spill: Option<(PathBuf, u64)>,
-    trap: Option<TrapKind>,
+    trap: Option<Trap>,
     #[cfg(feature = "designs")]
     pool_design: uzram::designs::PoolDesign,
 }
@@ -137,7 +134,7 @@ impl PagerBuilder {
 
     /// Sets how touches are trapped. By default the best way that this process can use.
     #[must_use]
-    pub fn trap(self, trap: TrapKind) -> Self {
+    pub fn trap(self, trap: Trap) -> Self {
         PagerBuilder { trap: Some(trap), ..self }
     }
 
@@ -162,52 +159,44 @@ impl PagerBuilder {
             let what = "a goal for pressure is a percentage above 0, up to 100";
             return Err(Error::invalid(what).with_setting("pressure"));
         }
-        let trap = match self.trap {
-            Some(trap) => trap,
-            None => TrapKind::of_this_process()?,
-        };
-        trap.check()?;
+        let open = |trap: Trap| trap.open().map(|uffd| (trap, Arc::new(uffd)));
+        let (trap, uffd) = match self.trap {
+            Some(trap) => open(trap),
+            None => open(Trap::Message).or_else(|_| open(Trap::Signal)),
+        }?;
         // All threads are started below.
         let _blocked = Blocked::new();
-        let (core, waiter, handler) = match trap {
-            TrapKind::Uffd => {
-                let uffd = Arc::new(Uffd::new(Follows::Nothing)?);
-                let core = self.core(Arc::<Uffd>::clone(&uffd))?;
-                let mut waiter = Waiter::new(Arc::clone(&core), uffd, Whose::Own);
-                let waiter = Thread::start("uzram-pager", &core, move || waiter.serve())?;
-                (core, Some(waiter), None)
-            }
-            TrapKind::Guard => {
-                let core = self.core(Arc::new(Guard::new(bytes_to_pages(self.capacity_bytes))?))?;
-                let handler = sigsegv::register(Arc::clone(&core))?;
-                (core, None, Some(handler))
-            }
-        };
+        let core = self.core(Arc::clone(&uffd))?;
+        let (mut waiter, mut handler) = (None, None);
+        if trap == Trap::Message {
+            let mut serves = Waiter::new(Arc::clone(&core), uffd, Whose::Own);
+            waiter = Some(Thread::start("uzram-pager", &core, move || serves.serve())?);
+        } else {
+            handler = Some(sigbus::register(Arc::clone(&core))?);
+        }
         let threads = Threads::start(&core, self.goal)?;
         let threads = ManuallyDrop::new((waiter, handler, threads));
         Ok(Pager(Arc::new(Inner { core, threads, trap, process: std::process::id() })))
     }
 
     /// Builds the core, whose store keeps what leaves memory.
-    pub(crate) fn core(&self, trap: Arc<dyn Trap>) -> Result<Arc<Core>> {
+    pub(crate) fn core(&self, uffd: Arc<Uffd>) -> Result<Arc<Core>> {
         let limit_pages = self.limit_bytes >> PAGE_SHIFT;
-        let most_compressed = MOST_COMPRESSED_EIGHTHS.map(|eighths| limit_pages * eighths / 8);
+        let [without_room, with_room] = MOST_COMPRESSED_PARTS.map(|parts| limit_pages * parts / 32);
+        let most_compressed = [without_room, with_room.max(LEAST_COMPRESSED_PAGES)];
         let spill = self.spill.as_ref().map(|(dir, bytes)| Spill::new(dir, *bytes)).transpose()?;
         let mut store = StoreBuilder::new("pager", bytes_to_pages(self.capacity_bytes))
             .algorithm(self.algorithm.clone())
+            .lru(false)
             .limit_pages(most_compressed[usize::from(spill.is_some())]);
         #[cfg(feature = "designs")]
         {
             store = store.pool_design(self.pool_design);
         }
-        store = match &spill {
-            Some(spill) => {
-                let spill = Backing::Blocks(Arc::<Spill>::clone(spill) as Arc<dyn Blocks>);
-                store.backing(BackingOptions::packed(spill))
-            }
-            // It says which pages go to the file.
-            None => store.lru(false),
-        };
+        if let Some(spill) = &spill {
+            let spill = Backing::Blocks(Arc::<Spill>::clone(spill) as Arc<dyn Blocks>);
+            store = store.backing(BackingOptions::packed(spill)).policy(SPILL);
+        }
         // Errors name the pager's own settings.
         let rename = |error: Error| match error.setting() {
             Some("mem_limit") => Error::new(error.kind(), error.to_string()).with_setting("limit"),
@@ -215,7 +204,7 @@ impl PagerBuilder {
             _ => error,
         };
         let store = Arc::new(store.build().map_err(rename)?);
-        Core::new(trap, store, spill, limit_pages, most_compressed).map(Arc::new)
+        Core::new(uffd, store, spill, limit_pages, most_compressed).map(Arc::new)
     }
 
     pub(crate) fn goal(&self) -> Option<Goal> {
@@ -242,7 +231,7 @@ struct Inner {
     core: Arc<Core>,
     /// Dropped in this order, by the process that made them alone: a child has neither them nor their memory.
     threads: ManuallyDrop<(Option<Thread>, Option<Registered>, Threads)>,
-    trap: TrapKind,
+    trap: Trap,
     process: u32,
 }
 
@@ -341,12 +330,13 @@ impl Pager {
     }
 
     /// Returns how touches are trapped.
-    pub fn trap(&self) -> TrapKind {
+    pub fn trap(&self) -> Trap {
         self.0.trap
     }
 
     /// Returns what the pager holds, and what it has done.
     pub fn stats(&self) -> PagerStats {
+        let _blocked = Blocked::new();
         self.0.core.stats()
     }
 
@@ -360,6 +350,7 @@ impl Pager {
             return Err(Error::invalid("a region has at least one byte"));
         }
         self.0.check_process()?;
+        let _blocked = Blocked::new();
         let part = self.0.core.map_new(len)?;
         Ok(Region { len, part, pins: Mutex::default(), pager: self.clone() })
     }
@@ -432,7 +423,7 @@ impl Region {
     }
 
     /// Keeps the pages in which a range of bytes lies in memory until the result is dropped: for memory that
-    /// system calls access, where touches are trapped by SIGSEGV, and for asynchronous transfers. They count
+    /// system calls access, where touches are signals, and for asynchronous transfers. They count
     /// against the limit.
     ///
     /// # Errors

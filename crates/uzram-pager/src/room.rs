@@ -20,8 +20,8 @@ use crate::MOST_PAGES;
 use crate::bell::Bell;
 use crate::system::new_eventfd;
 
-/// Bytes of tables for a page: its slot in the store, its state, and where it waits.
-const TABLE_BYTES: u64 = 16 + 1 + 4;
+/// Bytes of tables for a page: its slot in the store, its state, where it waits, and its node of the LRU.
+const TABLE_BYTES: u64 = 16 + 1 + 4 + NODE_BYTES as u64;
 /// The share of the limit that is free at the high watermark, and the least and the most pages: a thread
 /// brings about as many while the evictor waits for a busy CPU. At the low watermark it is twice as much.
 const FREE_SHARE: u64 = 64;
@@ -39,8 +39,6 @@ pub(crate) const WAIT: Duration = Duration::from_millis(20);
 pub(crate) struct Room {
     store: Arc<Store>,
     pub(crate) limit_pages: Counter,
-    /// Bytes of all tables for a page.
-    table_bytes: u64,
     pub(crate) resident_pages: Counter,
     /// Pages that hold anything, in memory or not.
     pub(crate) touched_pages: Counter,
@@ -60,12 +58,11 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// `lrus`: how many have a node for each page. Errors: `NoMemory`.
-    pub(crate) fn new(limit_pages: u64, lrus: u64, store: Arc<Store>) -> Result<Room> {
+    /// Errors: `NoMemory`.
+    pub(crate) fn new(limit_pages: u64, store: Arc<Store>) -> Result<Room> {
         Ok(Room {
             store,
             limit_pages: Counter::new(limit_pages),
-            table_bytes: TABLE_BYTES + lrus * NODE_BYTES as u64,
             resident_pages: Counter::new(0),
             touched_pages: Counter::new(0),
             is_hard: AtomicBool::new(false),
@@ -84,7 +81,7 @@ impl Room {
 
     /// Returns the pages of compressed memory and tables.
     fn stored_pages(&self) -> u64 {
-        self.store.charged_pages() + self.touched_pages.get() * self.table_bytes / PAGE_SIZE as u64
+        self.store.charged_pages() + self.touched_pages.get() * TABLE_BYTES / PAGE_SIZE as u64
     }
 
     pub(crate) fn most_used_pages(&self) -> u64 {

@@ -5,14 +5,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Bound::{Excluded, Included, Unbounded};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzram::ErrorKind;
 use uzram::random::Random;
-use uzram::units::{PAGE_SHIFT, PAGE_SIZE};
+use uzram::units::PAGE_SIZE;
 
 #[path = "../../uzram/tests/it/calls.rs"]
 mod calls;
@@ -21,15 +20,15 @@ mod calls;
 mod common;
 
 use crate::core::{By, Fault};
-use crate::trap::guard::Guard;
-use crate::{Access, LEAST_LIMIT_BYTES, MOST_PAGES, Pager, TrapKind, faults};
+use crate::uffd::{Tells, Uffd};
+use crate::{Access, LEAST_LIMIT_BYTES, MOST_PAGES, Pager, Trap, faults};
 use common::{MIB, builder, expect_pages, fill, fill_pages, filled, pager};
 
 /// Runs a test with each way that works here, and no other test meanwhile: injected faults are the process's.
-fn each(test: impl Fn(TrapKind)) {
+fn each(test: impl Fn(Trap)) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    common::each(&TrapKind::ALL, |trap| {
+    common::each(&Trap::ALL, |trap| {
         faults::ONE_OF.store(0, Ordering::Relaxed);
         test(trap);
     });
@@ -65,15 +64,11 @@ fn memory_keeps_what_is_written_and_pinned_pages_stay() {
     });
 }
 
-/// Returns the memory of this process: its own, and that of the pager's file in memory.
+/// Returns the memory of this process.
 fn resident_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let kib = |line: &str| line.strip_prefix("RssAnon:")?.strip_suffix(" kB")?.trim().parse::<usize>().ok();
-    let fds = fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
-    let files =
-        fds.filter(|fd| fs::read_link(fd).is_ok_and(|to| to.ends_with("memfd:uzram-pager (deleted)")));
-    let blocks: u64 = files.map(|fd| fs::metadata(fd).unwrap().blocks()).sum();
-    (status.lines().find_map(kib).unwrap() << 10) + blocks as usize * 512
+    status.lines().find_map(kib).unwrap() << 10
 }
 
 /// What is compressed takes memory before its pages are gone: there is room for that, whenever one looks, and
@@ -305,13 +300,11 @@ fn ranges_beyond_a_region_are_refused() {
 fn a_fault_passes_through_few_functions_in_few_files() {
     const PAGES: usize = 500;
     const NAME: &str = "tests::a_fault_passes_through_few_functions_in_few_files";
-    if let Err(error) = TrapKind::Guard.check() {
-        return println!("skipped: {error}");
-    }
     if calls::is_counted() {
         let capacity = 16 * MIB as u64;
         let builder = Pager::builder().limit(capacity).capacity(capacity);
-        let core = builder.core(Arc::new(Guard::new(capacity >> PAGE_SHIFT).unwrap())).unwrap();
+        faults::IS_EMULATED.store(true, Ordering::Relaxed);
+        let core = builder.core(Arc::new(Uffd::new(Tells::Nothing).unwrap())).unwrap();
         let part = core.map_new(PAGES * PAGE_SIZE).unwrap();
         core.advise(part, Access::Random);
         for (number, page) in part.chunks(1).enumerate() {

@@ -18,7 +18,7 @@ use uzram_bench::harness::corpus::{Corpus, Saved};
 use uzram_bench::harness::report::mib;
 use uzram_bench::harness::{Source, command, go_on};
 use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, check_kernel, measure};
-use uzram_pager::TrapKind;
+use uzram_pager::Trap;
 
 use crate::experiment::{
     Bound, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, cpus,
@@ -82,9 +82,9 @@ const fn phase_name(phase: Phase) -> &'static str {
 
 /// Returns the pager's ways to trap touches that this system has, the best first; where it has none, the
 /// last, whose measurement says why.
-fn traps() -> Vec<TrapKind> {
-    let all: Vec<_> = TrapKind::ALL.into_iter().filter(|trap| trap.check().is_ok()).collect();
-    if all.is_empty() { vec![TrapKind::Guard] } else { all }
+fn traps() -> Vec<Trap> {
+    let all: Vec<_> = Trap::ALL.into_iter().filter(|trap| trap.check().is_ok()).collect();
+    if all.is_empty() { vec![Trap::Signal] } else { all }
 }
 
 /// Returns the name of the pager by its best trap with a design of the pool's locks.
@@ -116,7 +116,7 @@ fn legend() -> Vec<String> {
     if let Err(error) = check_kernel() {
         legend.push(format!("the kernel's swap on zram left out: {error}"));
     }
-    for trap in TrapKind::ALL {
+    for trap in Trap::ALL {
         if let Err(error) = trap.check() {
             legend.push(format!("the pager with {} left out: {error}", trap.name()));
         }
@@ -130,7 +130,7 @@ fn owner(name: &str) -> Result<(Owner, &'static [Phase])> {
     if let Some((_, algorithm)) = kernel.into_iter().find(|(kernel, _)| *kernel == name) {
         return Ok((Owner::Kernel(algorithm), &Phase::ALL));
     }
-    if let Some(trap) = TrapKind::ALL.into_iter().find(|trap| trap.name() == name) {
+    if let Some(trap) = Trap::ALL.into_iter().find(|trap| trap.name() == name) {
         return Ok((Owner::Pager(trap, None), &Phase::ALL));
     }
     let design = PoolDesign::ALL.into_iter().find(|design| pool(*design) == name);

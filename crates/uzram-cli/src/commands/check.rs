@@ -20,7 +20,7 @@ use serde::Serialize;
 use uzram::cpu::Restartable;
 use uzram::sync::stores_16_bytes;
 use uzram::units::{format_size, parse_size};
-use uzram_pager::TrapKind;
+use uzram_pager::Trap;
 use uzram_serve::fuse;
 
 use crate::config::plan::{Attached, DaemonPlan, DevicePlan};
@@ -71,7 +71,7 @@ impl Purpose {
         match self {
             Purpose::Swap => &["FUSE", "loop", "capabilities", "swap"],
             Purpose::Disk => &["FUSE", "loop", "capabilities"],
-            Purpose::Run => &["pager: uffd", "run library"],
+            Purpose::Run => &["pager: message", "run library"],
         }
     }
 }
@@ -106,13 +106,13 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         return report(&ConfigJson::new(path, &start::plan_file(path)?), ConfigJson::text);
     }
     let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let [with_userfaultfd, with_guard_pages] = pagers();
+    let [messages, signals] = pagers();
     let checks = vec![
         files(),
         loop_devices(),
         swap(),
-        with_userfaultfd,
-        with_guard_pages,
+        messages,
+        signals,
         run_library(),
         io_uring(),
         restartable_sequences(),
@@ -290,24 +290,23 @@ fn run_library() -> Finding {
 
 /// Whether touches of a process's own memory can be trapped, in either way.
 fn pagers() -> [Finding; 2] {
-    let pager = |trap: TrapKind, name, yes: &str, follows| {
-        let tried = trap.check().map(|()| yes.to_owned()).map_err(|error| error.to_string());
-        Finding::of(name, tried, follows)
+    let pager = |trap: Trap, name, follows| {
+        let tried = trap.check().map(|()| "userfaultfd(2) succeeds, and moves pages".to_owned());
+        Finding::of(name, tried.map_err(|error| error.to_string()), follows)
     };
-    let with_userfaultfd = [
+    let messages = [
         "a process's own memory can be compressed, and system calls may touch it",
-        "uzram run refuses; a pager needs guard pages: pin what system calls touch",
+        "uzram run refuses; a pager needs signals: pin what system calls touch",
     ];
-    let with_guard_pages = [
+    let signals = [
         "the same without privileges, but memory that system calls touch must be pinned",
-        "a process's own memory can be compressed with uffd only",
+        "a process's own memory can be compressed with messages only",
     ];
-    let (moves, guards) = ("userfaultfd(2) succeeds, and moves pages", "madvise(2) installs a guard page");
-    let mut guard = pager(TrapKind::Guard, "pager: guard", guards, with_guard_pages);
-    if guard.works == Works::Yes {
-        guard.works = Works::Partly;
+    let mut signal = pager(Trap::Signal, "pager: signal", signals);
+    if signal.works == Works::Yes {
+        signal.works = Works::Partly;
     }
-    [pager(TrapKind::Uffd, "pager: uffd", moves, with_userfaultfd), guard]
+    [pager(Trap::Message, "pager: message", messages), signal]
 }
 
 fn restartable_sequences() -> Finding {

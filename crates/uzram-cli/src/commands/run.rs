@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
-use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
+use uzram_pager::{LEAST_LIMIT_BYTES, Trap};
 
 use crate::config::size_expr;
 use crate::failure::{Context, Exit, Failure, Result};
@@ -125,7 +125,7 @@ fn obstacle(program: &Path) -> Result<Option<String>> {
         return Ok(Some(format!("{} {why}", program.display())));
     }
     let in_container = "in a container: docker run --device /dev/userfaultfd";
-    Ok(TrapKind::Uffd.check().err().map(|error| format!("{error} ({in_container})")))
+    Ok(Trap::Message.check().err().map(|error| format!("{error} ({in_container})")))
 }
 
 /// Tells the library in a command's environment what is wanted.

@@ -112,8 +112,7 @@ fn check_says_for_each_thing_how_it_knows() {
     let json: Value = serde_json::from_str(&finish(bare_command("check --json")).ok()).unwrap();
     let checks = json["checks"].as_array().unwrap();
     let text = finish(bare_command("check")).ok();
-    let names =
-        "FUSE,loop,pager: uffd,pager: guard,io_uring,rseq,locked memory,capabilities,survival,kernel zram";
+    let names = "FUSE,loop,pager: message,pager: signal,io_uring,rseq,locked memory,capabilities,survival,kernel zram";
     for name in names.split(',') {
         let check = checks.iter().find(|check| check["name"] == name).unwrap();
         assert!(["yes", "partly", "no"].contains(&check["works"].as_str().unwrap()), "{check}");

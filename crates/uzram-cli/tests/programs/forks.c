@@ -1,10 +1,12 @@
-/* fork(2), vfork(2), posix_spawn(3) and exec(3), of a program with threads and much memory. */
+/* fork(2), clone(2), vfork(2), posix_spawn(3) and exec(3), of a program with threads and much memory. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <pthread.h>
 #include <spawn.h>
 #include <stdatomic.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -20,6 +22,27 @@ static void *touch(void *argument) {
         usleep(5000);
     }
     return NULL;
+}
+
+/* Has memory come back all the time. */
+static void *look(void *argument) {
+    for (unsigned i = (unsigned)(size_t)argument; !ends; i++) {
+        (void)*(volatile char *)(blocks[4 + i * 7 % (BLOCKS - 4)] + i * 13 % 512 * PAGE);
+        if (i % 4096 == 0)
+            usleep(100);
+    }
+    return NULL;
+}
+
+/* Whether the kernel tells the pager of children that the C library does not know. */
+static int may_trace(void) {
+    FILE *file = fopen("/proc/self/status", "r");
+    unsigned long long caps = 0;
+    char line[256];
+    while (file && fgets(line, sizeof line, file))
+        sscanf(line, "CapEff: %llx", &caps);
+    fclose(file);
+    return caps >> 19 & 1;
 }
 
 /* Memory that may be read only, and some behind a small range without access, once they have left memory. */
@@ -78,6 +101,15 @@ int main(int argc, char **argv) {
         check(status_of(pid) == 5);
         check(all_filled(100));
     }
+    pthread_t lookers[2];
+    for (size_t i = 0; i < 2; i++)
+        check(pthread_create(&lookers[i], NULL, look, (void *)i) == 0);
+    for (int round = 0; may_trace() && round < 100; round++) {
+        pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+        if (pid == 0)
+            _exit(all_filled(100) ? 6 : 1);
+        check(status_of(pid) == 6);
+    }
     pid_t pid = vfork();
     if (pid == 0) {
         execl("/proc/self/exe", argv[0], "vfork", NULL);
@@ -103,6 +135,8 @@ int main(int argc, char **argv) {
     ends = 1;
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++)
+        pthread_join(lookers[i], NULL);
     check(all_filled(100));
     puts("children are right");
     return 0;

@@ -1,6 +1,7 @@
 //! Evicting: pages leave the program's memory.
 //! 1. Each becomes `Leaving`, unless it is pinned ([`Core::take`]).
-//! 2. The trap takes the pages: nobody can change them any more. Most wait on a shelf, and leave later.
+//! 2. The kernel moves the pages to a shelf: nobody can change them any more. Most wait there, and leave
+//!    later.
 //! 3. A page is written to the store, unless its copy there is the same ([`Core::finish`]).
 //! 4. The pages' memory goes back to the system; pages that the store had no room for are given back.
 //! 5. The states become `Out`: the commit point. A page that was touched meanwhile is loaded again.
@@ -10,15 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uzram::store::{BackingState, PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
 
-use super::{Bench, Core, Fault, Next, lock, take_one};
+use super::{Core, Fault, Next, lock, take_one};
 use crate::MOST_PAGES;
 use crate::map::Part;
 use crate::state::Place;
-use crate::trap::{RETRY, Shelf};
+use crate::uffd::{RETRY, Staging};
 use crate::waiting::Waiting;
 
 /// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.
 const MOST_ALONE: usize = 1024;
+/// Pages that leave together if all are cold: 64 KiB.
+const GROUP_PAGES: u32 = 16;
 /// The most threads that help to evict.
 const MOST_HELPERS: usize = 3;
 
@@ -61,14 +64,13 @@ impl Core {
         let Some(shelf) = waiting.free_shelf() else { return 0 };
         let mut pages = std::mem::take(&mut waiting.cold);
         pages.clear();
-        self.lru.isolate(self.room.batch_pages(), &mut pages);
-        pages.sort_unstable();
+        self.isolate(&mut pages);
         let all = || pages.iter().map(|page| u64::from(*page));
         let mut take = Take::new();
         if self.take(&self.shelves[shelf], all(), &mut take) && may_copy {
             for page in all().filter(|page| self.state(*page).get().place() == Place::In) {
                 let part = self.map().of(page, 1);
-                part.into_iter().for_each(|part| self.trap.make_own(part));
+                part.into_iter().for_each(|part| self.uffd.make_own(part));
             }
             self.take(&self.shelves[shelf], all(), &mut take);
         }
@@ -84,6 +86,23 @@ impl Core {
         self.lru.put_back(&pages);
         waiting.cold = pages;
         take.count
+    }
+
+    /// Isolates cold pages for a batch: the coldest, and those in the 64 KiB around each that are inactive,
+    /// too: the kernel moves neighbours together in a fraction of the time. Sorts them.
+    fn isolate(&self, pages: &mut Vec<u32>) {
+        let most = self.room.batch_pages();
+        while pages.len() < most {
+            let found = pages.len();
+            self.lru.isolate(1, pages);
+            let Some(coldest) = pages.get(found) else { break };
+            let first = coldest & !(GROUP_PAGES - 1);
+            let mut group: [u32; GROUP_PAGES as usize] = std::array::from_fn(|nth| first + nth as u32);
+            let group = &mut group[..(most - pages.len()).min(GROUP_PAGES as usize)];
+            let count = self.lru.isolate_inactive(group);
+            pages.extend(&group[..count]);
+        }
+        pages.sort_unstable();
     }
 
     /// Evicts the pages of the oldest batch that wait still. Returns false without one, or without room.
@@ -108,15 +127,13 @@ impl Core {
                 self.end(u64::from(*page), Place::Waiting, copied);
             }
         }
-        let mut bench = take_one(&self.benches);
-        let left = self.finish(&self.shelves[shelf], &mut bench.buffer, &mut take);
-        drop(bench);
+        let left = self.finish(&self.shelves[shelf], &mut take);
         waiting.remove_oldest();
         left > 0 || take.count == 0
     }
 
     /// Returns the place of a page that waits: its shelf, and where it lies on that.
-    pub(super) fn slot(&self, page: u64) -> (&Shelf, usize) {
+    pub(super) fn slot(&self, page: u64) -> (&Staging, usize) {
         let at = self.slots[page as usize].load(Ordering::Acquire) as usize - 1;
         (&self.shelves[at / MOST_PAGES], at % MOST_PAGES)
     }
@@ -143,12 +160,12 @@ impl Core {
     }
 
     /// Opens a page again that was taken. Returns false if the memory map is changing, unless it `waits`.
-    fn give_back(&self, shelf: &Shelf, nth: usize, page: u64, waits: bool) -> bool {
+    fn give_back(&self, shelf: &Staging, nth: usize, page: u64, waits: bool) -> bool {
         loop {
             let map = self.map();
             // What is not mapped or needed any more stays away. The lock keeps it so.
             let part = map.of(page, 1).filter(|_| !self.state(page).get().is_copied());
-            if part.is_none_or(|part| self.trap.give_back(shelf, nth, part)) {
+            if part.is_none_or(|part| self.uffd.give_back(shelf, nth, part)) {
                 return true;
             }
             drop(map);
@@ -161,10 +178,14 @@ impl Core {
 
     /// Takes pages, in ascending order, as far as they are in memory and may leave, besides those that lie on
     /// the shelf. Returns whether a child has some of the others, too.
-    fn take(&self, shelf: &Shelf, pages: impl Iterator<Item = u64>, take: &mut Take) -> bool {
-        let (map, mut is_any_shared) = (self.map(), false);
-        let mut pages = pages.peekable();
+    fn take(&self, shelf: &Staging, pages: impl Iterator<Item = u64>, take: &mut Take) -> bool {
+        let (mut pages, mut is_any_shared) = (pages.peekable(), false);
         while let Some(first) = pages.next() {
+            if self.state(first).get().place() != Place::In {
+                continue;
+            }
+            // Not for longer: who changes it waits, and all touches with him.
+            let map = self.map();
             let Some(part) = map.of(first, MOST_PAGES) else { continue };
             let (mut copied, mut count) = ([false; MOST_PAGES], 0);
             let start = |page| self.state(page).start(Place::In, Place::Leaving);
@@ -177,7 +198,7 @@ impl Core {
             }
             let mut from = 0;
             while from < count {
-                let (done, is_shared) = self.trap.take(shelf, take.count, part.from(from, count - from));
+                let (done, is_shared) = self.uffd.take(shelf, take.count, part.from(from, count - from));
                 for (page, is_copied) in (first + from as u64..).zip(&copied[from..from + done]) {
                     take.add(page, take.count, *is_copied);
                 }
@@ -198,23 +219,15 @@ impl Core {
 
     /// Stores pages that were taken, gives their memory back, and ends their states. Those for which there is
     /// no room are given back to the program. The shelf is empty then. Returns how many left.
-    fn finish(&self, shelf: &Shelf, buffer: &mut [Page], take: &mut Take) -> usize {
+    fn finish(&self, shelf: &Staging, take: &mut Take) -> usize {
         let taken = &mut take.pages[..take.count];
-        let is_next = |a: &Taken, b: &Taken| a.page + 1 == b.page && a.nth + 1 == b.nth;
-        for chunk in taken.chunk_by_mut(is_next) {
-            let contents = self.trap.read(shelf, chunk[0].nth, chunk[0].page, chunk.len(), buffer);
-            for (at, taken) in chunk.iter_mut().enumerate() {
-                taken.stored = contents.is_some_and(|contents| {
-                    self.write(PageNo::from_number(taken.page), &contents[at], taken.copied)
-                });
-            }
+        for Taken { page, nth, copied, stored } in &mut *taken {
+            *stored = self.write(PageNo::from_number(*page), &shelf.pages(*nth, 1)[0], *copied);
         }
         for taken in taken.iter().filter(|taken| !taken.stored) {
             self.give_back(shelf, taken.nth, taken.page, true);
         }
-        let same = |a: &Taken, b: &Taken| a.stored == b.stored && is_next(a, b);
-        let chunks = taken.chunk_by(same).filter(|chunk| chunk[0].stored);
-        self.trap.release(shelf, &mut chunks.map(|chunk| (chunk[0].page, chunk.len())));
+        shelf.release(&self.uffd);
         let share = self.shares.local();
         let (mut dead, mut dead_count, mut left) = ([0; MOST_PAGES], 0, 0);
         for Taken { page, copied, stored, .. } in taken {
@@ -317,10 +330,9 @@ impl Core {
                 let last = part.numbers().end.min(first + most);
                 // The program may be here before the thread that brought a page has ended its state.
                 (first..last).for_each(|page| self.wait_while(page, Place::Loading));
-                let (mut bench, mut take) = (take_one(&self.benches), Take::new());
-                let Bench { shelf, buffer } = &mut *bench;
-                self.take(shelf, first..last, &mut take);
-                self.finish(shelf, buffer, &mut take);
+                let (bench, mut take) = (take_one(&self.benches), Take::new());
+                self.take(&bench.shelf, first..last, &mut take);
+                self.finish(&bench.shelf, &mut take);
             }
         };
         let helpers = match part.pages {

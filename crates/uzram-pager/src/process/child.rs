@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -29,7 +29,7 @@ use super::{
 use crate::core::{By, Fault};
 use crate::pager::Threads;
 use crate::system::{new_eventfd, renew};
-use crate::trap::uffd::{MESSAGES, Message, Uffd, copy_to, read_from};
+use crate::uffd::{MESSAGES, Message, Uffd, copy_to, read_from};
 
 /// How long a child tries to register memory that its parent's pager has not let go yet.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -224,6 +224,7 @@ impl Process {
         let is_parents = |message: &mut Message| matches!(message, Message::Touch(_) | Message::Forked(_));
         self.messages.extract_if(.., is_parents).for_each(std::mem::forget);
         std::mem::forget(std::mem::take(&mut self.children));
+        self.late.clear();
         let sharing = self.sharing.take();
         if let Some(active) = &mut self.active {
             let core = &active.waiter.core;
@@ -231,9 +232,7 @@ impl Process {
                 spill.after_fork_in_child(sharing, parent)?;
             }
             active.waiter.begin_in_child(id)?;
-            active.waiter.core.each_shelf(|shelf| {
-                shelf.iter().try_for_each(|staging| register_soon(&self.uffd, &staging.range()))
-            })?;
+            active.waiter.core.each_shelf(|shelf| register_soon(&self.uffd, &shelf.range()))?;
         }
         self.take_up();
         self.register_all()?;
@@ -313,27 +312,31 @@ impl Process {
         Ok(())
     }
 
-    /// Copies all that is away to a child that has no pager, whose userfaultfd this is. Its touches wait: for
-    /// ever, if something cannot be read. What it changes meanwhile is told by the same descriptor.
-    pub(super) fn fill(&mut self, child: OwnedFd) {
+    /// Copies all that is away to children that have no pager. Their touches wait: for ever, if something
+    /// cannot be read. What they change meanwhile is told by the userfaultfd of each.
+    pub(super) fn fill_children(&mut self) {
         self.end_threads();
-        let mut gone: Vec<Range<usize>> = Vec::new();
-        let mut is_whole = true;
-        let copy = |address: usize, contents: &Page| {
-            while !gone.iter().any(|range| range.contains(&address)) && !copy_to(&child, address, contents) {
-                let read = read_from(child.as_fd(), |message| match message {
-                    Message::Removed(range) | Message::Unmapped(range) => gone.push(range),
-                    Message::Moved(..) => is_whole = false,
-                    Message::Touch(_) | Message::Forked(_) => {}
-                });
-                if read.is_err() {
-                    return;
+        for child in std::mem::take(&mut self.children) {
+            let mut gone: Vec<Range<usize>> = Vec::new();
+            let mut is_whole = true;
+            let copy = |address: usize, contents: &Page| {
+                while !gone.iter().any(|range| range.contains(&address))
+                    && !copy_to(&child, address, contents)
+                {
+                    let read = read_from(child.as_fd(), |message| match message {
+                        Message::Removed(range) | Message::Unmapped(range) => gone.push(range),
+                        Message::Moved(..) => is_whole = false,
+                        Message::Touch(_) | Message::Forked(_) => {}
+                    });
+                    if read.is_err() {
+                        return;
+                    }
                 }
+            };
+            let is_read = self.core().is_none_or(|core| core.each_away(copy));
+            if !is_read || !is_whole {
+                std::mem::forget(child);
             }
-        };
-        let is_read = self.core().is_none_or(|core| core.each_away(copy));
-        if !is_read || !is_whole {
-            std::mem::forget(child);
         }
         self.start_threads();
     }

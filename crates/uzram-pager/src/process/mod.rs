@@ -44,7 +44,7 @@ use crate::map::Part;
 use crate::pager::Threads;
 use crate::spill::Sharing;
 use crate::system::{new_eventfd, spawn};
-use crate::trap::uffd::{Follows, Message, Touch, Uffd};
+use crate::uffd::{Message, Tells, Touch, Uffd};
 use crate::waiter::{Waiter, Whose};
 
 /// A program comes so near its limit before its memory is managed: a share of the limit, and the most.
@@ -69,6 +69,8 @@ const REFUSED: Duration = Duration::from_secs(10);
 const PUBLISH: Duration = Duration::from_secs(1);
 /// Messages that are put aside while the process forks: a thread makes one at a time.
 const MOST_MESSAGES: usize = 4096;
+/// How often messages are read until others are looked for.
+const MOST_READS: usize = 16;
 /// The number of the copy of standard error. No other descriptor has it, also in children.
 const ERRORS: i32 = 3;
 
@@ -110,6 +112,8 @@ struct Process {
     touches: Vec<Touch>,
     /// Children without a pager, which wait for what is away.
     children: Vec<OwnedFd>,
+    /// Touches that wait until these have it.
+    late: Vec<Touch>,
     /// What the program has given back. By MADV_FREE, pages stay until the system needs them, and may be used
     /// again without a touch that is trapped.
     freed: Vec<Range<usize>>,
@@ -262,7 +266,7 @@ impl Process {
         }
         let asked = Asked::of_environment().ok_or_else(|| Error::invalid("its settings are not right"))?;
         let (id, limit) = (control.program.load(Ordering::Relaxed), asked.limit_bytes);
-        let calls = Uffd::new(Follows::Nothing)?;
+        let calls = Uffd::new(Tells::Touches)?;
         register_calls(control, &calls)?;
         let [stat, status, statm, maps, smaps] = paths(id).map(|path| open(&path));
         let status = status?;
@@ -276,7 +280,7 @@ impl Process {
             maps: maps?,
             smaps: smaps?,
             image: locked_image(),
-            uffd: Arc::new(Uffd::new(Follows::Forks).or_else(|_| Uffd::new(Follows::Changes))?),
+            uffd: Arc::new(Uffd::new(Tells::Forks).or_else(|_| Uffd::new(Tells::Changes))?),
             calls,
             figures_file: None,
             published: None,
@@ -287,6 +291,7 @@ impl Process {
             messages: Vec::with_capacity(MOST_MESSAGES),
             touches: Vec::new(),
             children: Vec::new(),
+            late: Vec::new(),
             freed: Vec::new(),
             sharing: None,
             searched_pages: 0,
@@ -340,9 +345,16 @@ impl Process {
         if is_other {
             self.read_calls();
         }
-        self.read_messages();
-        while let Some(child) = self.children.pop() {
-            self.fill(child);
+        // A thread runs as soon as its page is there, and often touches the next one at once.
+        for _ in 0..MOST_READS {
+            if !self.read_messages() {
+                break;
+            }
+        }
+        if !self.children.is_empty() {
+            self.fill_children();
+            self.touches.append(&mut self.late);
+            self.read_messages();
         }
         if let Some(active) = &mut self.active {
             active.waiter.again();
@@ -431,12 +443,14 @@ impl Process {
         self.calls.copy(self.control.call(call), &[[0; PAGE_SIZE]]);
     }
 
-    /// Reads what userfaultfd tells, and does it.
-    fn read_messages(&mut self) {
+    /// Reads what userfaultfd tells, and does it. Returns whether pages were touched.
+    fn read_messages(&mut self) -> bool {
         self.read_changes();
+        let is_any = !self.touches.is_empty();
         while let Some(touch) = self.touches.pop() {
             self.touched(touch);
         }
+        is_any
     }
 
     /// Reads what userfaultfd tells, and does what it tells of the memory map. Touches wait in `touches`.
@@ -486,6 +500,12 @@ impl Process {
     fn touched(&mut self, touch: Touch) {
         let (own, page) = (self.control.reservation(), touch.address & !(PAGE_SIZE - 1));
         let Some(active) = &mut self.active else { return };
+        // What comes back now is not away any more when children get what is: it waits for that. The thread
+        // that watches the program's end may wait for a page, and the children for that thread.
+        let is_watched = page == self.control.tid_address.load(Ordering::Relaxed) & !(PAGE_SIZE - 1);
+        if !self.children.is_empty() && !is_watched && active.waiter.core.is_away_at(page) {
+            return self.late.push(touch);
+        }
         if active.waiter.touched(touch) != Fault::Unknown {
             return;
         }
@@ -677,7 +697,7 @@ impl Process {
 
     /// Begins to manage memory.
     fn activate(&mut self) -> Result<()> {
-        let core = self.asked.pager.core(Arc::<Uffd>::clone(&self.uffd) as _)?;
+        let core = self.asked.pager.core(Arc::clone(&self.uffd))?;
         if self.asked.hard {
             core.room.set_hard();
         }

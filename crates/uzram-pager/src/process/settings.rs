@@ -4,7 +4,7 @@
 use std::env;
 use std::str::FromStr;
 
-use crate::pager::{LEAST_LIMIT_BYTES, Pager, PagerBuilder, TrapKind};
+use crate::pager::{LEAST_LIMIT_BYTES, Pager, PagerBuilder};
 
 pub(super) struct Asked {
     pub pager: PagerBuilder,
@@ -34,7 +34,7 @@ impl Asked {
     /// Returns what is asked for; `None` if what is there is not from `uzram run`.
     pub fn of_environment() -> Option<Asked> {
         let limit_bytes = parsed("UZRAM_RUN_LIMIT").filter(|bytes| *bytes >= LEAST_LIMIT_BYTES)?;
-        let mut pager = Pager::builder().limit(limit_bytes).trap(TrapKind::Uffd);
+        let mut pager = Pager::builder().limit(limit_bytes);
         if let Ok(goal) = env::var("UZRAM_RUN_PRESSURE") {
             pager = pager.pressure(goal.parse().ok()?);
         }

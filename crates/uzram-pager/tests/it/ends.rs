@@ -9,7 +9,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use uzram::ErrorKind;
 use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
-use uzram_pager::TrapKind;
+use uzram_pager::Trap;
 
 use crate::common::{MIB, each_succeeds, expect_pages, fill_pages, filled, pager, set_action, wait_until};
 
@@ -36,8 +36,10 @@ fn touch_for_ever(start: usize, seed: usize) {
 #[test]
 fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
     const THREADS: usize = 6;
-    each_succeeds(&TrapKind::ALL, |trap| {
-        set_action(libc::SIGSEGV, on_signal as extern "C" fn(_) as usize, libc::SA_ONSTACK);
+    each_succeeds(&Trap::ALL, |trap| {
+        for signal in [libc::SIGSEGV, libc::SIGBUS] {
+            set_action(signal, on_signal as extern "C" fn(_) as usize, libc::SA_ONSTACK);
+        }
         let pager = pager(trap, 4 * MIB);
         for round in 1..=5 {
             let region = pager.map(PAGES * PAGE_SIZE).unwrap();
@@ -80,7 +82,7 @@ fn expect_end(child: Option<Pid>, signal: Option<i32>) {
 
 #[test]
 fn a_child_has_none_of_the_memory_and_does_no_harm() {
-    each_succeeds(&TrapKind::ALL, |trap| {
+    each_succeeds(&Trap::ALL, |trap| {
         let (pager, mut region) = filled(trap, 8 * MIB, PAGES);
         region.pageout(..PAGES / 2 * PAGE_SIZE).unwrap();
         for page in [0, PAGES / 2 - 1, PAGES - 1] {
@@ -95,6 +97,12 @@ fn a_child_has_none_of_the_memory_and_does_no_harm() {
             assert!(pager.stats().mapped_pages >= PAGES as u64);
         });
         expect_end(errors, None);
+        let own = fork(|| {
+            let (_pager, region) = filled(trap, 8 * MIB, 100);
+            region.pageout(..).unwrap();
+            expect_pages(&region, 0, 1);
+        });
+        expect_end(own, None);
         let pin = region.pin(..MIB).unwrap();
         // SAFETY: each is read once in the child, whose copies they are, and which ends without dropping them
         // again.

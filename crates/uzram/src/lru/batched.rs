@@ -34,7 +34,7 @@ use super::node::{DEAD, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
 /// Parameters of [`Batched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// Batch locks, 1 to 256.
+    /// Batch locks, 1 to 32.
     pub locks: u16,
     /// The most pages of a new batch.
     pub max_pages: u32,
@@ -64,6 +64,9 @@ pub struct Batched {
     batching: Batching,
 }
 
+/// The most batch locks. All are held at once.
+const MOST_LOCKS: usize = 32;
+
 /// The open batches of the lists.
 type Fronts = [Open; LISTS.len()];
 
@@ -79,7 +82,7 @@ pub struct AllLocked<'a> {
     lists: &'a Lists,
     // Declared before the batch locks: it is released first.
     fronts: LruGuard<'a, Fronts>,
-    _batches: Vec<MutexGuard<'a, ()>>,
+    _batches: [Option<MutexGuard<'a, ()>>; MOST_LOCKS],
 }
 
 /// The batch lock that a removal holds, and `lru_lock` if the current page needs it.
@@ -317,7 +320,7 @@ impl LruLocks for Batched {
         let batching = options.batching;
         let lock = |_| Padded(Mutex::new(&classes::LRU_BATCH, ()));
         Batched {
-            batch_locks: (0..batching.locks.clamp(1, 256)).map(lock).collect(),
+            batch_locks: (0..batching.locks.clamp(1, MOST_LOCKS as u16)).map(lock).collect(),
             lru_lock: Mutex::new(&classes::LRU_LOCK, Fronts::default()),
             tags: PerCpu::new(|cpu| Counter::new(cpu as u64 * 7)),
             batching: Batching { max_pages: batching.max_pages.max(1), ..batching },
@@ -397,7 +400,9 @@ impl LruLocks for Batched {
     }
 
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> AllLocked<'a> {
-        let batches = (0..self.batch_locks.len()).map(|tag| self.lock_batch(lists, tag as u8)).collect();
+        // Not on the heap: a signal handler may be here.
+        let lock = |tag: usize| (tag < self.batch_locks.len()).then(|| self.lock_batch(lists, tag as u8));
+        let batches = std::array::from_fn(lock);
         AllLocked { design: self, lists, fronts: self.lock_lru(lists), _batches: batches }
     }
 }

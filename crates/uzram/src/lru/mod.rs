@@ -263,6 +263,18 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
+    /// Isolates those of some pages that are in the inactive list and were not used since they came there,
+    /// and moves them to the front. Returns how many.
+    pub fn isolate_inactive(&self, pages: &mut [u32]) -> usize {
+        let nodes = &self.lists.nodes;
+        let is_unused = |state: State| state.place() == Place::On(List::Inactive) && !state.has(REFERENCED);
+        let leaves = |page| nodes.has(page) && is_unused(nodes.state(page)) && self.mark_dead(page);
+        let count = to_front(pages, leaves);
+        self.remove_dead(&mut pages[..count]);
+        let isolated = |state: State| (state.place() == Place::Out).then(|| State::only(Place::Isolated));
+        to_front(&mut pages[..count], |page| nodes.change(page, isolated).is_some())
+    }
+
     /// Returns whether a page is isolated.
     pub fn is_isolated(&self, page: u32) -> bool {
         self.lists.nodes.has(page) && self.lists.nodes.state(page).place() == Place::Isolated
@@ -469,4 +481,16 @@ impl<D: LruLocks> Lru<D> {
             dead.push(page);
         }
     }
+}
+
+/// Moves the pages for which `goes` returns true to the front. Returns how many.
+fn to_front(pages: &mut [u32], goes: impl Fn(u32) -> bool) -> usize {
+    let mut count = 0;
+    for nth in 0..pages.len() {
+        if goes(pages[nth]) {
+            pages.swap(count, nth);
+            count += 1;
+        }
+    }
+    count
 }

@@ -167,7 +167,20 @@ fn agrees_with_a_naive_model<D: LruLocks>(batching: Batching) {
         let mut out: Vec<u32> = Vec::new();
         for step in 0..4000 {
             let page = random.below(200) as u32;
-            match random.below(12) {
+            match random.below(13) {
+                12 => {
+                    let mut pages = [page, (page + 1) % 200, (page + 2) % 200];
+                    let unused = |page: &u32| model.inactive.contains(page) && !model.referenced[page];
+                    let wanted: Vec<u32> = pages.iter().copied().filter(unused).collect();
+                    let count = lru.isolate_inactive(&mut pages);
+                    pages[..count].sort_unstable_by_key(|other| (other + 200 - page) % 200);
+                    assert_eq!(pages[..count], wanted, "seed {seed} step {step}");
+                    for page in wanted {
+                        model.take(page);
+                        model.isolated.push(page);
+                        out.push(page);
+                    }
+                }
                 0..4 => (lru.add(page), model.add(page)).0,
                 4..7 => (lru.mark(page), model.mark(page)).0,
                 7 | 8 => (lru.remove(page), model.remove(page)).0,

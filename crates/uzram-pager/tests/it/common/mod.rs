@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
-use uzram_pager::{Pager, PagerBuilder, Region, TrapKind};
+use uzram_pager::{Pager, PagerBuilder, Region, Trap};
 
 pub const MIB: usize = 1 << 20;
 /// Says which case a process of this program is to run.
@@ -16,7 +16,7 @@ const CASE: &str = "UZRAM_PAGER_TEST_CASE";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a test with each of some traps that works here.
-pub fn each(traps: &[TrapKind], test: impl Fn(TrapKind)) {
+pub fn each(traps: &[Trap], test: impl Fn(Trap)) {
     for trap in traps {
         match trap.check() {
             Ok(()) => test(*trap),
@@ -25,16 +25,16 @@ pub fn each(traps: &[TrapKind], test: impl Fn(TrapKind)) {
     }
 }
 
-pub fn builder(trap: TrapKind, limit: usize) -> PagerBuilder {
+pub fn builder(trap: Trap, limit: usize) -> PagerBuilder {
     Pager::builder().limit(limit as u64).capacity(1 << 30).trap(trap)
 }
 
-pub fn pager(trap: TrapKind, limit: usize) -> Pager {
+pub fn pager(trap: Trap, limit: usize) -> Pager {
     builder(trap, limit).build().unwrap()
 }
 
 /// Returns a pager and a region of it, filled with numbers from 0 on.
-pub fn filled(trap: TrapKind, limit: usize, pages: usize) -> (Pager, Region) {
+pub fn filled(trap: Trap, limit: usize, pages: usize) -> (Pager, Region) {
     let pager = pager(trap, limit);
     let mut region = pager.map(pages * PAGE_SIZE).unwrap();
     fill_pages(&mut region, 0, 1);
@@ -127,7 +127,7 @@ pub fn expect_success(status: ExitStatus, text: &str) {
 
 /// Runs `body` as [`in_child`] does, with each of some traps that works here; it succeeds.
 #[track_caller]
-pub fn each_succeeds(traps: &[TrapKind], body: impl Fn(TrapKind)) {
+pub fn each_succeeds(traps: &[Trap], body: impl Fn(Trap)) {
     each(traps, |trap| in_child(trap.name(), || body(trap), expect_success));
 }
 

@@ -65,6 +65,7 @@ impl Store {
 
     /// Returns whether pages can be written back or recompressed.
     pub(in crate::store) fn can_reclaim(&self) -> bool {
-        self.lru.is_some() && (self.backing.is_some() || self.can_recompress())
+        let finds_cold = self.lru.is_some() || self.watermarks.policy().order == ReclaimOrder::Zspages;
+        finds_cold && (self.backing.is_some() || self.can_recompress())
     }
 }

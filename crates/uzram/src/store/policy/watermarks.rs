@@ -65,17 +65,22 @@ pub struct ReclaimPolicy {
     pub order: ReclaimOrder,
 }
 
+impl ReclaimPolicy {
+    /// The default.
+    pub const DEFAULT: ReclaimPolicy = ReclaimPolicy {
+        high_percent: 95,
+        low_percent: 90,
+        recompress_after_s: 0,
+        recompress_cpu_percent: 2,
+        writeback_after_s: 0,
+        writeback_budget_bytes: 0,
+        order: ReclaimOrder::Pages,
+    };
+}
+
 impl Default for ReclaimPolicy {
     fn default() -> Self {
-        ReclaimPolicy {
-            high_percent: 95,
-            low_percent: 90,
-            recompress_after_s: 0,
-            recompress_cpu_percent: 2,
-            writeback_after_s: 0,
-            writeback_budget_bytes: 0,
-            order: ReclaimOrder::default(),
-        }
+        ReclaimPolicy::DEFAULT
     }
 }
 

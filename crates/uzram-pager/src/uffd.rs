@@ -1,36 +1,41 @@
-//! Touches trapped by userfaultfd(2).
+//! How a touch of memory that is not there reaches the pager, and how pages come and go beneath a running
+//! program: userfaultfd(2). Pages are *trapped* or *open*.
 //!
-//! The program's memory is private and anonymous. A touch of a page that is not there sends a message, which
-//! the pager reads; it copies the page in (`UFFDIO_COPY`), which wakes the thread that touched it. Pages are
-//! taken by `UFFDIO_MOVE` into memory that the program does not know: from then on nobody can change them.
-//! The kernel refuses pages that it transfers data to, and those that a child has too (`EBUSY`).
+//! The program's memory is private and anonymous. A touch of a trapped page sends a message, which the pager
+//! reads; it copies the page in (`UFFDIO_COPY`), which wakes the thread that touched it. Or the touch is a
+//! signal for the thread, which does the same itself (`sigbus.rs`): everybody may have that, but a touch by a
+//! system call fails with EFAULT. Pages are taken by `UFFDIO_MOVE` into memory that the program does not
+//! know: from then on nobody can change them. The kernel refuses pages that it transfers data to, and those
+//! that a child has too (`EBUSY`).
 //!
-//! A program may change its memory map by itself. Then the same descriptor tells of that, too, and the
-//! kernel refuses to copy and to move pages (`EAGAIN`) from the moment of a change until it was told. The
-//! shelves belong to the same descriptor for that reason: through another one, a page could be taken away
-//! that was mapped anew a moment ago, and be lost.
+//! A program may change its memory map by itself. Then the same descriptor tells of that, too, and the kernel
+//! refuses to copy and to move pages (`EAGAIN`) from the moment of a change until it was told. The shelves
+//! belong to the same descriptor for that reason: through another one, a page could be taken away that was
+//! mapped anew a moment ago, and be lost. While a program changes its memory map, some calls here do less
+//! than they are asked to, and say what they have done: the caller lets the change pass, and tries again.
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_FORK, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMAP, UFFD_EVENT_REMOVE, UFFD_EVENT_UNMAP,
     UFFD_FEATURE_EVENT_FORK, UFFD_FEATURE_EVENT_REMAP, UFFD_FEATURE_EVENT_REMOVE, UFFD_FEATURE_EVENT_UNMAP,
-    UFFD_FEATURE_MOVE, UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID, UFFD_PAGEFAULT_FLAG_WRITE,
-    UFFDIO_COPY_MODE_DONTWAKE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move,
-    uffdio_poison, uffdio_range, uffdio_register,
+    UFFD_FEATURE_MOVE, UFFD_FEATURE_POISON, UFFD_FEATURE_SIGBUS, UFFD_FEATURE_THREAD_ID,
+    UFFD_PAGEFAULT_FLAG_WRITE, UFFD_USER_MODE_ONLY, UFFDIO_COPY_MODE_DONTWAKE, UFFDIO_REGISTER_MODE_MISSING,
+    uffd_msg, uffdio_api, uffdio_copy, uffdio_move, uffdio_poison, uffdio_range, uffdio_register,
 };
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
-use rustix::mm::{Advice, MprotectFlags, UserfaultfdFlags, userfaultfd};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
-use super::{RETRY, Shelf, Staging, Trap, advise, reserve, unmap};
 use crate::MOST_PAGES;
 use crate::map::Part;
 
@@ -39,14 +44,17 @@ const API: Opcode = UFFDIO_API as Opcode;
 const REGISTER: Opcode = UFFDIO_REGISTER as Opcode;
 const UNREGISTER: Opcode = UFFDIO_UNREGISTER as Opcode;
 const WAKE: Opcode = UFFDIO_WAKE as Opcode;
-const COPY: Opcode = UFFDIO_COPY as Opcode;
-const MOVE: Opcode = opcode::read_write::<uffdio_move>(0xaa, 0x05);
+pub(crate) const COPY: Opcode = UFFDIO_COPY as Opcode;
+pub(crate) const MOVE: Opcode = opcode::read_write::<uffdio_move>(0xaa, 0x05);
 const POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 0x08);
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 /// `UFFDIO_MOVE_MODE_DONTWAKE`
 const MOVE_DONTWAKE: u64 = 1;
 /// `MADV_POPULATE_WRITE` of <asm-generic/mman-common.h>, Linux 5.14. rustix has it for aligned ranges only.
 const POPULATE_WRITE: i32 = 23;
+
+/// How long a thread waits before it asks the system again for what it must have.
+pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
 /// How often a call is repeated that fails with EAGAIN: the kernel moves a page, or the memory map changes.
 const MOST_RETRIES: usize = 100;
@@ -57,7 +65,7 @@ pub(crate) const MESSAGES: usize = 16;
 pub(crate) struct Uffd {
     fd: OwnedFd,
     page_table: File,
-    follows: Follows,
+    tells: Tells,
     /// The address of a page that cannot be read.
     unreadable: usize,
     /// No thread is woken, but by [`Uffd::wake_always`].
@@ -66,16 +74,25 @@ pub(crate) struct Uffd {
 
 const CHANGES: u32 = UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP;
 
-/// Which changes of the memory map a descriptor tells of, as features of it.
+/// What a descriptor tells of, as features of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Follows {
-    /// None: the pager makes them all. A child has none of the memory.
-    Nothing = 0,
-    /// Those that a program makes. A child has a copy of its memory.
+pub(crate) enum Tells {
+    /// Nothing: a touch is a SIGBUS. The pager makes all changes of the memory map, and a child has none of
+    /// the memory.
+    Nothing = UFFD_FEATURE_SIGBUS,
+    /// Touches, with the memory map as above.
+    Touches = 0,
+    /// Changes of the memory map, too, which a program makes. A child has a copy of its memory.
     Changes = CHANGES,
     /// Forks, too, which takes CAP_SYS_PTRACE.
     Forks = CHANGES | UFFD_FEATURE_EVENT_FORK,
+}
+
+impl Tells {
+    fn of_changes(self) -> bool {
+        matches!(self, Tells::Changes | Tells::Forks)
+    }
 }
 
 /// A trapped touch: of which page, whether to write, and by which thread.
@@ -101,18 +118,19 @@ pub(crate) enum Message {
 
 impl Uffd {
     /// Errors: `Permission` or `Unsupported`: there is no userfaultfd for this process, or an old one; `Io`.
-    pub(crate) fn new(follows: Follows) -> Result<Uffd> {
-        let fd = open(follows)?;
+    pub(crate) fn new(tells: Tells) -> Result<Uffd> {
+        let fd = open(tells)?;
         let page_table = File::open("/proc/self/pagemap")
-            .map_err(|error| Error::new(ErrorKind::Unsupported, format!("/proc/self/pagemap: {error}")))?;
+            .map_err(|error| Error::new(ErrorKind::Unsupported, format!("/proc/self/pagemap: {error}")))
+            .map_err(|error| error.with_setting("trap"))?;
         let unreadable = reserve(PAGE_SIZE)?;
-        Ok(Uffd { fd, page_table, follows, unreadable, holds: AtomicBool::new(false) })
+        Ok(Uffd { fd, page_table, tells, unreadable, holds: AtomicBool::new(false) })
     }
 
     /// Opens a descriptor as its own, for a child, which may have fewer rights. Errors: as [`Uffd::new`].
     pub(crate) fn another(&self) -> Result<OwnedFd> {
-        open(self.follows).or_else(|error| match self.follows {
-            Follows::Forks => open(Follows::Changes),
+        open(self.tells).or_else(|error| match self.tells {
+            Tells::Forks => open(Tells::Changes),
             _ => Err(error),
         })
     }
@@ -250,7 +268,7 @@ impl Uffd {
     }
 
     pub(crate) fn wake_at(&self, address: usize, pages: usize) {
-        if !self.holds() {
+        if !self.holds() && self.tells != Tells::Nothing {
             self.wake_always(address, pages);
         }
     }
@@ -284,43 +302,40 @@ fn no_memory(error: Errno) -> Error {
     Error::new(ErrorKind::NoMemory, format!("memory cannot be trapped: {error}"))
 }
 
-impl Trap for Uffd {
-    fn shelf(&self) -> Result<Shelf> {
-        Staging::new(self).map(Some)
-    }
-
-    fn map(&self, part: Part) -> Result<()> {
-        advise(part, self.follows != Follows::Nothing)?;
-        let start = std::ptr::with_exposed_provenance_mut(part.address);
+/// What the core has done to pages.
+impl Uffd {
+    /// Maps reserved pages, all trapped. Errors: `NoMemory`.
+    pub(crate) fn map(&self, part: Part) -> Result<()> {
+        advise(part, self.tells.of_changes())?;
+        let start = with_exposed_provenance_mut(part.address);
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the pages are reserved, and nobody uses them yet.
         unsafe { rustix::mm::mprotect(start, part.bytes(), access) }.map_err(no_memory)?;
         self.register(&part.addresses()).map_err(no_memory)
     }
 
-    fn unmap(&self, part: Part) {
+    /// Takes mapped pages away from the program, whatever is in them. Threads that wait for one fail.
+    pub(crate) fn unmap(&self, part: Part) {
         unmap(part);
         // Those that wait touch it again, and fail. UFFDIO_UNREGISTER would wake them before it takes the
         // mapping's lock: a touch between the two waits for ever.
         self.wake(part);
     }
 
-    fn place(&self, contents: &[Page], part: Part) -> usize {
-        self.copy(part.address, contents)
-    }
-
-    fn take(&self, shelf: &Shelf, nth: usize, part: Part) -> (usize, bool) {
-        let staging = staging(shelf);
+    /// Traps open pages, whose contents stay in memory: on the shelf, from its `nth` place on. Returns how
+    /// many, from the first, and whether a child has the next one, too.
+    pub(crate) fn take(&self, shelf: &Staging, nth: usize, part: Part) -> (usize, bool) {
         // Nothing is on it yet.
-        if nth == 0 && staging.was_touched.swap(false, Ordering::Acquire) {
-            staging.release(self);
+        if nth == 0 && shelf.was_touched.swap(false, Ordering::Acquire) {
+            shelf.release(self);
         }
-        let to = staging.address(nth, part.pages);
-        let (pages, is_shared) = self.move_pages(part.address, to, part.pages);
-        (pages, is_shared && self.follows != Follows::Nothing)
+        let (pages, is_shared) = self.move_pages(part.address, shelf.address(nth, part.pages), part.pages);
+        (pages, is_shared && self.tells.of_changes())
     }
 
-    fn make_own(&self, page: Part) {
+    /// Copies a page that a child has, too, so that it can be taken. One that is not there any more may be a
+    /// trapped touch of this thread.
+    pub(crate) fn make_own(&self, page: Part) {
         // It stays marked as shared until it is written.
         if self.is_there(page.address) {
             let start = std::ptr::without_provenance_mut(page.address);
@@ -329,57 +344,53 @@ impl Trap for Uffd {
         }
     }
 
-    fn read<'a>(
-        &self,
-        shelf: &'a Shelf,
-        nth: usize,
-        _: u64,
-        pages: usize,
-        _: &'a mut [Page],
-    ) -> Option<&'a [Page]> {
-        Some(staging(shelf).pages(nth, pages))
-    }
-
-    fn give_back(&self, shelf: &Shelf, nth: usize, page: Part) -> bool {
-        let from = staging(shelf).address(nth, 1);
+    /// Opens a page again that was taken, at the shelf's `nth` place. Waits as [`Uffd::copy`] does. Returns
+    /// false if the memory map is changing.
+    pub(crate) fn give_back(&self, shelf: &Staging, nth: usize, page: Part) -> bool {
+        let from = shelf.address(nth, 1);
         let is_open = self.move_pages(from, page.address, 1).0 > 0
             // It was moved, and the program has given it back since.
             || !self.is_there(from)
             // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
-            || self.copy(page.address, staging(shelf).pages(nth, 1)) > 0;
+            || self.copy(page.address, shelf.pages(nth, 1)) > 0;
         if is_open {
             self.wake(page);
         }
         is_open
     }
 
-    fn release(&self, shelf: &Shelf, _: &mut dyn Iterator<Item = (u64, usize)>) {
-        staging(shelf).release(self);
-    }
-
-    fn lose(&self, page: Part) -> bool {
+    /// Has touches of a trapped page fail: its contents are lost. Returns false if the memory map is
+    /// changing.
+    pub(crate) fn lose(&self, page: Part) -> bool {
         let mut poison = uffdio_poison { range: raw(&page.addresses()), mode: 0, updated: 0 };
         ioctl::<POISON, _>(&self.fd, &mut poison) != Err(Errno::AGAIN)
     }
 
-    fn discard(&self, part: Part) -> bool {
-        let start = std::ptr::with_exposed_provenance_mut(part.address);
+    /// Traps pages of a region, whose contents are not needed any more, and gives their memory back, or the
+    /// mark that they are lost. Returns false if it cannot: they are as before.
+    pub(crate) fn discard(&self, part: Part) -> bool {
+        let start = with_exposed_provenance_mut(part.address);
         // SAFETY: the range is mapped, and the program does not need what it holds.
         unsafe { rustix::mm::madvise(start, part.bytes(), Advice::LinuxDontNeed) }.is_ok()
     }
 
-    fn wake(&self, part: Part) {
+    /// Has threads touch pages again that found them trapped.
+    pub(crate) fn wake(&self, part: Part) {
         self.wake_at(part.address, part.pages);
     }
 }
 
-fn staging(shelf: &Shelf) -> &Staging {
-    let Some(staging) = shelf else { unreachable!("made with memory") };
-    staging
+/// A shelf: memory for `MOST_PAGES` pages, registered, which pages are moved to. A page without access lies
+/// on each side, so that the kernel does not join it with other memory.
+pub(crate) struct Staging {
+    part: Part,
+    /// Something else has touched pages that were not there.
+    was_touched: AtomicBool,
 }
 
 impl Staging {
-    fn new(uffd: &Uffd) -> Result<Staging> {
+    /// Errors: `NoMemory`.
+    pub(crate) fn new(uffd: &Uffd) -> Result<Staging> {
         let address = reserve((MOST_PAGES + 2) << PAGE_SHIFT)? + PAGE_SIZE;
         let part = Part { address, first: 0, pages: MOST_PAGES };
         let staging = Staging { part, was_touched: AtomicBool::new(false) };
@@ -403,8 +414,8 @@ impl Staging {
         self.part.address + (nth << PAGE_SHIFT)
     }
 
-    /// Returns pages. Callers read those that were moved here alone: others are not there.
-    fn pages(&self, nth: usize, pages: usize) -> &[Page] {
+    /// Returns pages that were taken. Callers read those that were moved here alone: others are not there.
+    pub(crate) fn pages(&self, nth: usize, pages: usize) -> &[Page] {
         let start = std::ptr::with_exposed_provenance(self.address(nth, pages));
         // SAFETY: inside the mapping.
         unsafe { std::slice::from_raw_parts(start, pages) }
@@ -412,9 +423,9 @@ impl Staging {
 
     /// Gives the memory of all pages back: none may be here when others are moved here. If the descriptor
     /// tells of such changes, that would wait until the message is read, so it is not registered meanwhile.
-    fn release(&self, uffd: &Uffd) {
-        let (start, bytes) = (std::ptr::with_exposed_provenance_mut(self.part.address), self.part.bytes());
-        let tells = uffd.follows != Follows::Nothing;
+    pub(crate) fn release(&self, uffd: &Uffd) {
+        let (start, bytes) = (with_exposed_provenance_mut(self.part.address), self.part.bytes());
+        let tells = uffd.tells.of_changes();
         while tells && ioctl::<UNREGISTER, _>(&uffd.fd, &mut raw(&self.range())).is_err() {
             std::thread::sleep(RETRY);
         }
@@ -481,19 +492,28 @@ pub(crate) fn copy_to(fd: &OwnedFd, address: usize, page: &Page) -> bool {
     }
 }
 
-/// Opens a descriptor that traps the touches of system calls too.
-fn open(follows: Follows) -> Result<OwnedFd> {
+/// Opens a descriptor that traps the touches of system calls, too, if it tells of any.
+fn open(tells: Tells) -> Result<OwnedFd> {
+    let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    let mut what = "this process may not use userfaultfd for system calls: it needs root, CAP_SYS_PTRACE, access \
+                    to /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1";
+    if tells == Tells::Nothing {
+        flags |= UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
+        what = "userfaultfd is refused to this process: by its seccomp profile, or a kernel without it; where a \
+                profile does, access to /dev/userfaultfd is enough (docker run --device /dev/userfaultfd)";
+    }
+    #[cfg(test)]
+    if crate::faults::IS_EMULATED.load(Ordering::Relaxed) {
+        return crate::system::new_eventfd();
+    }
     // SAFETY: the descriptor affects only memory that is registered with it.
-    let fd = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) };
-    let fd = match fd {
-        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_device().ok_or_else(|| {
-            let what = "this process may not use userfaultfd for system calls: it needs root, CAP_SYS_PTRACE, \
-                        access to /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1";
-            Error::new(ErrorKind::Permission, what).with_setting("trap")
-        })?,
-        fd => fd.map_err(|error| Error::new(ErrorKind::Unsupported, format!("userfaultfd: {error}")))?,
-    };
-    let features = UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON | UFFD_FEATURE_THREAD_ID | follows as u32;
+    let fd = match unsafe { userfaultfd(flags) } {
+        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
+            open_device().ok_or_else(|| Error::new(ErrorKind::Permission, what).with_setting("trap"))
+        }
+        fd => fd.map_err(|error| Error::new(ErrorKind::Unsupported, format!("userfaultfd: {error}"))),
+    }?;
+    let features = UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON | UFFD_FEATURE_THREAD_ID | tells as u32;
     let mut api = uffdio_api { api: UFFD_API.into(), features: features.into(), ioctls: 0 };
     ioctl::<API, _>(&fd, &mut api).map_err(|error| {
         let what = format!("this kernel's userfaultfd cannot move pages, which takes Linux 6.8: {error}");
@@ -513,6 +533,46 @@ fn open_device() -> Option<OwnedFd> {
 }
 
 fn ioctl<const CODE: Opcode, T>(fd: &OwnedFd, argument: &mut T) -> rustix::io::Result<()> {
+    #[cfg(test)]
+    if crate::faults::IS_EMULATED.load(Ordering::Relaxed) {
+        crate::faults::emulate(CODE, argument);
+        return Ok(());
+    }
     // SAFETY: each code goes with its struct. The kernel changes that, and memory that is registered.
     unsafe { rustix::ioctl::ioctl(fd.as_fd(), Updater::<CODE, T>::new(argument)) }
+}
+
+/// Reserves addresses for so many bytes, without access. Errors: `NoMemory`.
+pub(crate) fn reserve(bytes: usize) -> Result<usize> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
+    let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), bytes, ProtFlags::empty(), flags) };
+    let refused = |error| {
+        Error::new(ErrorKind::NoMemory, format!("the system refused {bytes} bytes of memory: {error}"))
+    };
+    start.map(|start| start.expose_provenance()).map_err(refused)
+}
+
+/// Unmaps memory that this module has mapped, and that nobody uses any more.
+pub(crate) fn unmap(part: Part) {
+    // SAFETY: as said.
+    let unmapped = unsafe { rustix::mm::munmap(with_exposed_provenance_mut(part.address), part.bytes()) };
+    debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+}
+
+/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and
+/// whether a child has a copy of it, or no memory there. Errors: `NoMemory`.
+fn advise(part: Part, is_inherited: bool) -> Result<()> {
+    let dont_fork = (!is_inherited).then_some(Advice::LinuxDontFork);
+    for advice in [Some(Advice::LinuxNoHugepage), dont_fork].into_iter().flatten() {
+        let start = with_exposed_provenance_mut(part.address);
+        // SAFETY: the range is mapped, and the advice changes no contents.
+        match unsafe { rustix::mm::madvise(start, part.bytes(), advice) } {
+            // A kernel without huge pages.
+            Err(rustix::io::Errno::INVAL) if matches!(advice, Advice::LinuxNoHugepage) => {}
+            advised => advised
+                .map_err(|error| Error::new(ErrorKind::NoMemory, format!("madvise of a region: {error}")))?,
+        }
+    }
+    Ok(())
 }

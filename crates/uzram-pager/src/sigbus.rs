@@ -1,7 +1,7 @@
-//! The handler of SIGSEGV, one for all pagers of a process.
+//! The handler of SIGBUS, one for all pagers of a process.
 //!
-//! A touch of a trapped page is a SIGSEGV in the thread that touched it. The handler finds the pager by the
-//! address, has it bring the page, and returns: the thread touches the page again. Any other SIGSEGV goes to
+//! A touch of a trapped page is a SIGBUS in the thread that touched it. The handler finds the pager by the
+//! address, has it bring the page, and returns: the thread touches the page again. Any other SIGBUS goes to
 //! whoever had the signal before.
 //!
 //! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates
@@ -33,15 +33,16 @@ struct Entry {
     core: AtomicPtr<Core>,
     /// Threads that use `core`, in the handler.
     users: AtomicU32,
+    /// The process that registered it: a child has none of its memory.
+    process: AtomicU32,
 }
 
-static ENTRIES: [Entry; MOST_PAGERS] =
-    [const { Entry { core: AtomicPtr::new(null_mut()), users: AtomicU32::new(0) } }; MOST_PAGERS];
+static ENTRIES: [Entry; MOST_PAGERS] = [const {
+    Entry { core: AtomicPtr::new(null_mut()), users: AtomicU32::new(0), process: AtomicU32::new(0) }
+}; MOST_PAGERS];
 
 /// What had the signal before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-/// The process that registered: a child has none of its mappings.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// A registration, which ends when this is dropped.
 pub(crate) struct Registered(&'static Entry);
@@ -54,17 +55,19 @@ pub(crate) fn register(core: Arc<Core>) -> Result<Registered> {
         entry.core.compare_exchange(null_mut(), core, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
     if let Some(entry) = ENTRIES.iter().find(take) {
+        entry.process.store(std::process::id(), Ordering::SeqCst);
         return Ok(Registered(entry));
     }
     // SAFETY: made above, and not published.
     drop(unsafe { Arc::from_raw(core) });
-    let what = format!("a process has at most {MOST_PAGERS} pagers that use guard pages");
+    let what = format!("a process has at most {MOST_PAGERS} pagers whose touches are signals");
     Err(Error::new(ErrorKind::Busy, what).with_setting("trap"))
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         let Registered(entry) = self;
+        entry.process.store(0, Ordering::SeqCst);
         let core = entry.core.swap(null_mut(), Ordering::SeqCst);
         // A thread counts itself as a user before it looks for the core.
         while entry.users.load(Ordering::SeqCst) > 0 {
@@ -93,7 +96,6 @@ fn install() -> Result<()> {
         .get_or_init(|| {
             let stacks = map_stacks()?;
             STACKS.get_or_init(|| stacks);
-            PROCESS.store(std::process::id(), Ordering::Relaxed);
             // SAFETY: all fields are integers, or an optional function.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
@@ -102,7 +104,7 @@ fn install() -> Result<()> {
             unsafe { libc::sigfillset(&raw mut action.sa_mask) };
             let mut before = MaybeUninit::uninit();
             // SAFETY: both actions are valid, and the handler is safe to run anywhere in the program.
-            let installed = unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, before.as_mut_ptr()) };
+            let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, before.as_mut_ptr()) };
             if installed != 0 {
                 let error = std::io::Error::last_os_error();
                 return Err(Error::new(ErrorKind::Unsupported, format!("sigaction: {error}")));
@@ -131,9 +133,10 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
         unsafe { call_on(stack.0.as_ptr(), &raw mut touch) };
         touch.is_done
     };
-    // A signal that was sent has a code of at most 0, and no address.
-    let is_touch = code > 0 && PROCESS.load(Ordering::Relaxed) == std::process::id();
-    if !is_touch || !ENTRIES.iter().any(|entry| entry.with(bring)) {
+    // A page whose contents are lost has another code, and a signal that was sent has no address.
+    let process = std::process::id();
+    let is_own = |entry: &&Entry| entry.process.load(Ordering::SeqCst) == process;
+    if code != libc::BUS_ADRERR || !ENTRIES.iter().filter(is_own).any(|entry| entry.with(bring)) {
         pass_on(signal, info, context);
     }
     // SAFETY: as above.
@@ -151,7 +154,8 @@ struct Touch<'a> {
 extern "C" fn bring(touch: *mut Touch<'_>) {
     // SAFETY: the caller's, which waits.
     let touch = unsafe { &mut *touch };
-    touch.is_done = touch.core.fault(touch.address, touch.writes, By::Toucher) == Fault::Done;
+    let fault = touch.core.fault(touch.address, touch.writes, By::Toucher);
+    touch.is_done = matches!(fault, Fault::Done | Fault::Changing);
 }
 
 /// Returns whether the touch was a write; true if that is not known.
