@@ -659,8 +659,12 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn is_away_at(&self, address: usize) -> bool {
-        self.part_at(address).is_some_and(|part| self.is_away(part.first))
+    /// Returns whether a page is managed, and comes when it is touched.
+    pub(crate) fn is_to_come(&self, address: usize) -> bool {
+        let part = self.part_at(address);
+        part.is_some_and(|part| {
+            self.is_away(part.first) || self.state(part.first).get().place() == Place::New
+        })
     }
 
     pub(crate) fn is_away(&self, page: u64) -> bool {

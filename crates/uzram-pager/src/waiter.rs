@@ -59,7 +59,7 @@ impl Waiter {
             let read = uffd.read(|message| {
                 // Nothing else is told of.
                 if let Message::Touch(touch) = message {
-                    self.touched(touch);
+                    self.touched(touch, By::Reader);
                 }
             });
             // The descriptor is open for as long as this thread is.
@@ -90,8 +90,8 @@ impl Waiter {
     }
 
     /// Brings the page of a touch, if there is room for it; otherwise the touch waits.
-    pub(crate) fn touched(&mut self, touch: Touch) -> Fault {
-        let fault = self.core.fault(touch.address, touch.writes, By::Reader);
+    pub(crate) fn touched(&mut self, touch: Touch, by: By) -> Fault {
+        let fault = self.core.fault(touch.address, touch.writes, by);
         match fault {
             Fault::Done => self.cpu.follow(touch.thread),
             Fault::NoRoom => {

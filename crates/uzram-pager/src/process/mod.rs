@@ -38,7 +38,7 @@ use uzram_run::sys;
 
 use self::scan::Maps;
 use self::settings::Asked;
-use crate::core::{Core, Fault};
+use crate::core::{By, Core, Fault};
 use crate::figures::Figures;
 use crate::map::Part;
 use crate::pager::Threads;
@@ -503,10 +503,11 @@ impl Process {
         // What comes back now is not away any more when children get what is: it waits for that. The thread
         // that watches the program's end may wait for a page, and the children for that thread.
         let is_watched = page == self.control.tid_address.load(Ordering::Relaxed) & !(PAGE_SIZE - 1);
-        if !self.children.is_empty() && !is_watched && active.waiter.core.is_away_at(page) {
+        if !self.children.is_empty() && !is_watched && active.waiter.core.is_to_come(page) {
             return self.late.push(touch);
         }
-        if active.waiter.touched(touch) != Fault::Unknown {
+        let by = if self.children.is_empty() { By::Reader } else { By::ReaderAnyway };
+        if active.waiter.touched(touch, by) != Fault::Unknown {
             return;
         }
         let core = Arc::clone(&active.waiter.core);
