@@ -15,7 +15,7 @@ REAL_PROGRAMS = python3 perl ruby lua5.4 php sqlite3 git g++ gdb fio luajit sbcl
 .PHONY: help run demo dist dist-remote test check lint bench lab fuzz loom asan tsan hog crash full pager run-programs
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve a compressed RAM disk of 1 GiB, in the foreground
 	@tools/pager
@@ -52,7 +52,6 @@ bench: ## Measure every performance target, and codecs on pages of files and of 
 	@bench/allocators/run
 
 lab: ## Run every table of the lab in full (minutes)
-	@tools/pager
 	@cargo build --release -p uzram-cli -p uzram-lab --features uzram-cli/designs
 	@tools/install-programs $(PROGRAMS)
 	@tools/bounded 3600 $(LAB) run streams slab-freeze zs-lock zs-free zs-defer lru-batch

@@ -43,7 +43,6 @@ pub mod nr {
 /// Errors by their numbers.
 #[allow(missing_docs)]
 pub mod errno {
-    pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
     pub const EAGAIN: i32 = 11;
     pub const ENOMEM: i32 = 12;

@@ -296,7 +296,7 @@ fn pagers() -> [Finding; 2] {
     };
     let messages = [
         "a process's own memory can be compressed, and system calls may touch it",
-        "uzram run refuses; a pager needs signals: pin what system calls touch",
+        "uzram run sets no limit; a pager needs signals: pin what system calls touch",
     ];
     let signals = [
         "the same without privileges, but memory that system calls touch must be pinned",

@@ -15,8 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
@@ -186,13 +185,8 @@ fn spill(text: &OsStr, limit: u64) -> Result<(PathBuf, u64)> {
     let dir = Path::new(OsStr::from_bytes(dir));
     let usable = fs::canonicalize(dir).and_then(|path| {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
-            // A file system without files that have no name: the pager makes one with a name.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                accessat(CWD, &path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
-            }
-            opened => drop(opened?),
-        }
+        // The pager may make none with a name.
+        drop(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?);
         Ok(path)
     });
     let usable = usable.map_err(|error| {

@@ -128,14 +128,8 @@ fn daemons_that_swap_leave_no_core_files() {
 }
 
 fn attendant_of(daemon: Pid) -> PathBuf {
-    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let is_it = |process: &PathBuf| {
-        // A process may have ended meanwhile.
-        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
-        let field = |name| status_field_if_any(&status, name);
-        field("PPid") == Some(&daemon.as_raw_pid().to_string()) && field("Name") == Some("attendant")
-    };
-    processes.find(is_it).expect("it has one")
+    let attendants = children(daemon.as_raw_pid().cast_unsigned(), "attendant");
+    format!("/proc/{}", attendants.first().expect("it has one")).into()
 }
 
 #[test]

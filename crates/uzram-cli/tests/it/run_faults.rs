@@ -111,17 +111,16 @@ fn namespaces_are_as_without() {
 
 /// Compiles a program that other users may execute, if this is root.
 fn intruder() -> Option<Program> {
-    if not_root() {
-        return None;
-    }
-    let program = Program::if_able("intruder")?;
+    Run::if_root()?;
+    let program = Program::compiled("intruder", "");
     set_mode(program.path.parent().unwrap(), 0o755);
     Some(program)
 }
 
 #[test]
 fn a_user_without_rights_reaches_no_pager_of_root() {
-    let (Some(intruder), Some(program)) = (intruder(), Program::if_able("stress")) else { return };
+    let Some(intruder) = intruder() else { return };
+    let program = Program::compiled("stress", "");
     let mut drops = bare_command("run --limit 24M --");
     drops.arg(&intruder.path).arg("drops");
     for (mut command, first) in [(stressed(&program, seed()), "seed"), (drops, "dropped")] {

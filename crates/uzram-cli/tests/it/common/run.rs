@@ -19,6 +19,11 @@ impl Run {
         check.status.success().then_some(Run(()))
     }
 
+    /// The same, for tests that only root can run.
+    pub fn if_root() -> Option<Run> {
+        if not_root() { None } else { Run::if_able() }
+    }
+
     /// Runs `uzram run args`.
     pub fn run(&self, args: &(impl Words + ?Sized)) -> Ended {
         finish(bare_command(&[&["run"], &args.words()[..]].concat()))
