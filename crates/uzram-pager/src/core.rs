@@ -10,14 +10,15 @@
 //! 5. The store's copies are freed, or kept if the touch was a read.
 //! 6. The pages enter the LRU, and their states become `In`.
 //!
-//! Lock order: waiting, the map, the others. Nobody holds the map's lock who waits for a touch, or gives
-//! memory of a shelf back: the thread that reads messages, which takes it alone, may be what he waits for.
+//! Lock order: waiting; cleaning, or a bench; the map; closed. Nobody holds the map's lock who waits for a
+//! touch, or gives memory of a shelf back: the thread that reads messages, which takes it alone, may be what
+//! he waits for.
 
 mod evict;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Instant;
 
 use uzram::cpu::PerCpu;
@@ -35,7 +36,7 @@ use crate::room::Room;
 use crate::spill::Spill;
 use crate::state::{Access, Place, State, Touched};
 use crate::stats::{MemoryStats, PagerStats, Share, Stored, sum};
-use crate::system::lock;
+use crate::system::{lock, read, write};
 use crate::uffd::{self, Staging, Uffd};
 use crate::waiting::Waiting;
 use crate::window::Windows;
@@ -243,12 +244,12 @@ impl Core {
     }
 
     pub(crate) fn map(&self) -> RwLockReadGuard<'_, Map> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.map)
     }
 
     /// Locks the memory map to change it. No thread moves pages then.
     pub(crate) fn change_map(&self) -> RwLockWriteGuard<'_, Map> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.map)
     }
 
     /// Has room made for a page, above the high watermark. Returns whether one may come now.
@@ -677,20 +678,20 @@ impl Core {
         let map = self.map();
         let mut pages = map.all().flat_map(|part| part.chunks(1));
         pages.all(|page| {
-            let buffer = &mut bench.buffer[..1];
+            let buffer = &mut bench.buffer[0];
             let contents = match self.state(page.first).get().place() {
                 Place::Out => {
-                    let read = self.store.read_once(PageNo::from_number(page.first), &mut buffer[0]);
+                    let read = self.store.read_once(PageNo::from_number(page.first), buffer);
                     read.is_ok().then_some(&*buffer)
                 }
                 Place::Waiting => {
                     let (shelf, nth) = self.slot(page.first);
-                    Some(shelf.pages(nth, 1))
+                    Some(shelf.page(nth))
                 }
                 Place::Bad => None,
                 _ => return true,
             };
-            contents.inspect(|contents| each(page.address, &contents[0])).is_some()
+            contents.inspect(|contents| each(page.address, contents)).is_some()
         })
     }
 

@@ -274,7 +274,8 @@ impl Map {
     }
 }
 
-fn meet(a: &Range<usize>, b: &Range<usize>) -> bool {
+/// Returns whether two ranges of addresses have any in common.
+pub(crate) fn meet(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 

@@ -5,8 +5,9 @@
 //! whoever had the signal before.
 //!
 //! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates
-//! nothing, and takes no lock but the engine's, which no thread holds when it touches a program's memory.
-//! Others it only tries. It works on one of a fixed number of stacks, as alternate signal stacks are small.
+//! nothing, and takes no lock but the engine's and the memory map's, which no thread holds when it touches a
+//! program's memory. Others it only tries. It works on one of a fixed number of stacks, as alternate signal
+//! stacks are small.
 
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result, check_file_size};
 
-use crate::system::{lock, spawn};
+use crate::system::{lock, read, spawn, write};
 
 /// The most files. Of the last one the blocks of another become part.
 const MOST_FILES: usize = 8;
@@ -141,7 +141,7 @@ impl Spill {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let files = read(&self.files);
         let mut done = 0;
         while done < out.len() {
             let first = (offset + done as u64) / BLOCK;
@@ -162,7 +162,7 @@ impl Spill {
         // A write beyond RLIMIT_FSIZE, which may be lowered at any time, leaves a SIGXFSZ pending.
         check_file_size("a spill file", offset + bytes.len() as u64)?;
         loop {
-            let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+            let files = read(&self.files);
             if let Some((nth, file)) = files.own.and_then(|nth| Some((nth, files.files[nth].as_ref()?))) {
                 file.write_all_at(bytes, offset).map_err(|error| failed(&error))?;
                 for block in offset / BLOCK..(offset + bytes.len() as u64) / BLOCK {
@@ -177,7 +177,7 @@ impl Spill {
 
     /// Finds a file to write to: one that nobody shares any more, or a new one.
     fn own_a_file(&self) -> Result<()> {
-        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let mut files = write(&self.files);
         if files.own.is_some() {
             return Ok(());
         }
@@ -239,7 +239,7 @@ impl Spill {
 
     /// Goes on in the parent of a child.
     pub(crate) fn after_fork(&self, sharing: Option<Sharing>) {
-        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let mut files = write(&self.files);
         match sharing {
             Some((pipe, end)) => {
                 files.sharers.push(Sharer { pipe, opens: Some((end, Instant::now() + PATIENCE)) });
@@ -255,7 +255,7 @@ impl Spill {
 
     /// Returns whether a child has not opened the files yet.
     pub(crate) fn is_awaited(&self) -> bool {
-        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let mut files = write(&self.files);
         files.look_for_sharers();
         files.is_awaited()
     }
@@ -270,7 +270,7 @@ impl Spill {
             let new = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
             crate::system::renew(fd, new.map_err(|error| failed(&error.into()))?)
         };
-        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let mut files = write(&self.files);
         files.files.iter().flatten().try_for_each(|file| renew(file.as_fd(), OFlags::RDWR))?;
         if let Some((pipe, end)) = sharing {
             // One number is not in use here, and the other is for as long as this memory is.
@@ -385,7 +385,7 @@ impl Blocks for Spill {
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) {
-        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let files = read(&self.files);
         let (first, end) = (offset.div_ceil(BLOCK), (offset + len_bytes) / BLOCK);
         (first..end).for_each(|block| self.set_holder(block, 0));
         if let Some(file) = files.own.and_then(|own| files.files[own].as_ref()).filter(|_| first < end) {

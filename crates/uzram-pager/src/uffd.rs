@@ -95,7 +95,7 @@ impl Tells {
     }
 }
 
-/// A trapped touch: of which page, whether to write, and by which thread.
+/// A trapped touch: of which page, by its address; whether to write, and by which thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
     pub(crate) address: usize,
@@ -352,7 +352,7 @@ impl Uffd {
             // It was moved, and the program has given it back since.
             || !self.is_there(from)
             // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
-            || self.copy(page.address, shelf.pages(nth, 1)) > 0;
+            || self.copy(page.address, std::slice::from_ref(shelf.page(nth))) > 0;
         if is_open {
             self.wake(page);
         }
@@ -414,11 +414,10 @@ impl Staging {
         self.part.address + (nth << PAGE_SHIFT)
     }
 
-    /// Returns pages that were taken. Callers read those that were moved here alone: others are not there.
-    pub(crate) fn pages(&self, nth: usize, pages: usize) -> &[Page] {
-        let start = std::ptr::with_exposed_provenance(self.address(nth, pages));
+    /// Returns a page that was taken. Callers read those that were moved here alone: others are not there.
+    pub(crate) fn page(&self, nth: usize) -> &Page {
         // SAFETY: inside the mapping.
-        unsafe { std::slice::from_raw_parts(start, pages) }
+        unsafe { &*std::ptr::with_exposed_provenance(self.address(nth, 1)) }
     }
 
     /// Gives the memory of all pages back: none may be here when others are moved here. If the descriptor

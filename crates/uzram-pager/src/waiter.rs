@@ -77,8 +77,10 @@ impl Waiter {
         let bell = &self.core.room.reader;
         let fds = [self.uffd.as_fd(), bell.as_fd()].into_iter().chain(others.iter().copied());
         let mut all: [_; MOST_FDS] = array::from_fn(|_| PollFd::new(bell, PollFlags::empty()));
+        // Each costs a fault some time.
+        let all = &mut all[..2 + others.len()];
         all.iter_mut().zip(fds).for_each(|(one, fd)| *one = PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let _ = poll(&mut all, most.as_ref());
+        let _ = poll(all, most.as_ref());
         if all[1].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(bell, &mut [0; 8]);
         }
@@ -163,10 +165,11 @@ impl Follower {
     fn cpu_of(&self, thread: u32) -> Option<usize> {
         match &self.whose {
             Whose::Own => processor(&std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?),
-            Whose::Process(main, stat) => {
+            Whose::Process(main, _) if *main != thread => None,
+            Whose::Process(_, stat) => {
                 let mut text = [0; 1024];
                 let len = std::os::unix::fs::FileExt::read_at(&**stat, &mut text, 0).ok()?;
-                (*main == thread).then(|| processor(str::from_utf8(&text[..len]).ok()?)).flatten()
+                processor(str::from_utf8(&text[..len]).ok()?)
             }
         }
     }

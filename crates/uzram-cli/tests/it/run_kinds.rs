@@ -109,11 +109,14 @@ fn a_set_uid_program_of_another_user_is_left_alone() {
     if Run::if_root().is_none() {
         return;
     }
-    let (_dir, path) = made(SET_UID, Path::new("")).unwrap();
+    let (dir, path) = made(SET_UID, Path::new("")).unwrap();
+    let cache = dir.path().join("cache");
+    fs::create_dir(&cache).unwrap();
+    chown(&cache, Some(NOBODY), Some(NOBODY)).unwrap();
     let path = arg(&path);
     let run = |command: &[&str]| {
         let mut run = Command::new("env");
-        run.args("-u XDG_CACHE_HOME HOME=/nonexistent".words()).args(AS_NOBODY.words());
+        run.arg(format!("XDG_CACHE_HOME={}", cache.display())).args(AS_NOBODY.words());
         finish(run.arg(UZRAM).args("run --limit 24M --".words()).args(command))
     };
     for command in [&[path][..], &["/bin/sh", "-c", "exec \"$0\"", path]] {

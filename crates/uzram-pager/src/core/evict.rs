@@ -222,7 +222,7 @@ impl Core {
     fn finish(&self, shelf: &Staging, take: &mut Take) -> usize {
         let taken = &mut take.pages[..take.count];
         for Taken { page, nth, copied, stored } in &mut *taken {
-            *stored = self.write(PageNo::from_number(*page), &shelf.pages(*nth, 1)[0], *copied);
+            *stored = self.write(PageNo::from_number(*page), shelf.page(*nth), *copied);
         }
         for taken in taken.iter().filter(|taken| !taken.stored) {
             self.give_back(shelf, taken.nth, taken.page, true);

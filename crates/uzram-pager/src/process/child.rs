@@ -5,7 +5,7 @@
 //! the child has its memory as it is at any moment of that time.
 //!
 //! A child that is cloned otherwise has no pager. Where the kernel tells of it (CAP_SYS_PTRACE), all pages
-//! that are away are copied to it ([`Process::fill`]).
+//! that are away are copied to it ([`Process::fill_children`]).
 
 use std::fs::File;
 use std::ops::Range;
@@ -169,12 +169,11 @@ impl Process {
         let mut has_forked = false;
         let _ = self.calls.read(|message| {
             if let Message::Touch(touch) = message {
-                let page = touch.address & !(PAGE_SIZE - 1);
-                if page == self.control.call(Call::ForkEnds) && self.is_asked() {
+                if touch.address == self.control.call(Call::ForkEnds) && self.is_asked() {
                     has_forked = true;
                 } else {
                     // Interrupted by a signal, or by mlockall(2).
-                    self.calls.copy(page, &[[0; PAGE_SIZE]]);
+                    self.calls.copy(touch.address, &[[0; PAGE_SIZE]]);
                 }
             }
         });
@@ -192,7 +191,7 @@ impl Process {
                 let core = active.as_ref().map(|active| &active.waiter.core);
                 let _ = core.map(|core| core.fault(touch.address, touch.writes, By::ReaderAnyway));
                 // Now it may go on: nothing is left to do here.
-                uffd.wake_always(touch.address & !(PAGE_SIZE - 1), 1);
+                uffd.wake_always(touch.address, 1);
             }
             message => messages.push(message),
         });
@@ -203,7 +202,7 @@ impl Process {
         self.end_threads();
         let Some(core) = self.core() else { return };
         let parts: Vec<_> = core.map().all().collect();
-        for page in parts.iter().flat_map(|part| (0..part.pages).map(move |nth| part.from(nth, 1))) {
+        for page in parts.iter().flat_map(|part| part.chunks(1)) {
             while core.is_away(page.first)
                 && core.fault(page.address, false, By::ReaderAnyway) == Fault::Changing
             {

@@ -498,7 +498,7 @@ impl Process {
     }
 
     fn touched(&mut self, touch: Touch) {
-        let (own, page) = (self.control.reservation(), touch.address & !(PAGE_SIZE - 1));
+        let (own, page) = (self.control.reservation(), touch.address);
         let Some(active) = &mut self.active else { return };
         // What comes back now is not away any more when children get what is: it waits for that. The thread
         // that watches the program's end may wait for a page, and the children for that thread.
@@ -638,7 +638,10 @@ impl Process {
 
     /// Returns the pages of that which are not managed, and not the pager's own.
     fn besides_pages(&self) -> u64 {
-        let own = self.core().map_or(0, |core| core.stats().used_pages);
+        let own = self.core().map_or(0, |core| {
+            core.room.most_used_pages();
+            core.room.used_pages()
+        });
         self.resident_pages().saturating_sub(own)
     }
 

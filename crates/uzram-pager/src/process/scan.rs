@@ -11,6 +11,8 @@ use std::io::{self, Read, Seek};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
+use crate::map::meet;
+
 /// Smaller mappings are left alone. Heaps grow: they are taken as they are.
 const LEAST_BYTES: usize = 128 << 10;
 /// The most that lies below a stack without access. Reserves of allocators are larger.
@@ -154,8 +156,7 @@ pub(super) fn allowed_of(text: &str, ranges: Vec<Range<usize>>) -> Vec<Range<usi
             current = Some(mapping.range);
         }
     }
-    let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
-    ranges.into_iter().filter(|range| !forbidden.iter().any(|other| overlap(range, other))).collect()
+    ranges.into_iter().filter(|range| !forbidden.iter().any(|other| meet(range, other))).collect()
 }
 
 #[cfg(test)]

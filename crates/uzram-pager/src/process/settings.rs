@@ -9,8 +9,6 @@ use crate::pager::{LEAST_LIMIT_BYTES, Pager, PagerBuilder};
 pub(super) struct Asked {
     pub pager: PagerBuilder,
     pub limit_bytes: u64,
-    /// Whether there is a spill file.
-    pub spills: bool,
     /// The program ends rather than exceed the limit.
     pub hard: bool,
     /// Print all figures at the end.
@@ -42,14 +40,12 @@ impl Asked {
             pager = pager.algorithm(algorithm.parse().ok()?);
         }
         let spill = env::var_os("UZRAM_RUN_SPILL").zip(parsed("UZRAM_RUN_SPILL_BYTES"));
-        let spills = spill.is_some();
         if let Some((dir, bytes)) = spill {
             pager = pager.spill(dir, bytes);
         }
         Some(Asked {
             pager,
             limit_bytes,
-            spills,
             hard: is_set("UZRAM_RUN_HARD"),
             stats: is_set("UZRAM_RUN_STATS"),
             json: is_set("UZRAM_RUN_JSON"),

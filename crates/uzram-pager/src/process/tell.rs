@@ -19,16 +19,14 @@ use crate::stats::MemoryStats;
 impl Process {
     /// Says once that the limit cannot be kept, or ends the program.
     pub(super) fn exceeded(&mut self, core: &Core) {
-        let why = match (self.asked.spills, core.store.backing_state()) {
-            (false, _) => "there is no spill file: give --spill, or raise --limit",
-            (true, Some(BackingState::Full)) => {
-                "the spill file has no room: raise --limit, or the size of --spill"
-            }
-            (true, Some(BackingState::Failing(trouble))) => {
+        let why = match core.store.backing_state() {
+            None => "there is no spill file: give --spill, or raise --limit",
+            Some(BackingState::Full) => "the spill file has no room: raise --limit, or the size of --spill",
+            Some(BackingState::Failing(trouble)) => {
                 let why = trouble.why;
                 &format!("the spill file fails ({why}): raise --limit, or give another folder to --spill")
             }
-            (true, _) => "what it has is locked, or used by the system: raise --limit",
+            Some(_) => "what it has is locked, or used by the system: raise --limit",
         };
         let (id, limit) = (self.id(), format_size(self.asked.limit_bytes));
         if self.asked.hard {
