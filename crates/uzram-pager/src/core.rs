@@ -26,16 +26,17 @@ use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::mem::{FoundPages, Table, Wanted, scan_page_table};
 use uzram::store::{PageNo, Store};
 use uzram::sync::{Arc, AtomicU32, Counter};
-use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page, bytes_to_pages};
+use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::MOST_PAGES;
 use crate::bell::Bell;
+use crate::figures::Figures;
 use crate::map::{Map, Part};
 use crate::room::Room;
 use crate::spill::Spill;
 use crate::state::{Access, Place, State, Touched};
-use crate::stats::{MemoryStats, PagerStats, Share, Stored, sum};
+use crate::stats::{PagerStats, Share, sum};
 use crate::system::{lock, read, write};
 use crate::uffd::{self, Staging, Uffd};
 use crate::waiting::Waiting;
@@ -122,8 +123,8 @@ pub(crate) struct Core {
     closed: Mutex<Vec<Part>>,
     /// Held while such contents are freed.
     cleaning: Mutex<()>,
-    /// The most that was outside memory at once, as far as the evictor looked.
-    most_stored: Mutex<Stored>,
+    /// The figures when the evictor looked last, with the most so far.
+    last: Mutex<Figures>,
     /// The most pages that the store takes while the spill file is full, and while it has room.
     most_compressed: [u64; 2],
     /// The limit cannot be kept: nothing can leave.
@@ -166,7 +167,7 @@ impl Core {
             copied_pages: Counter::new(0),
             closed: Mutex::default(),
             cleaning: Mutex::default(),
-            most_stored: Mutex::default(),
+            last: Mutex::default(),
             most_compressed,
             is_exceeded: AtomicBool::new(false),
             ends: AtomicBool::new(false),
@@ -193,11 +194,6 @@ impl Core {
             mapped_pages: self.map().all().map(|part| part.pages as u64).sum(),
             ..sum(&self.shares)
         }
-    }
-
-    pub(crate) fn memory_stats(&self) -> MemoryStats {
-        let (stored, most_stored) = self.stored();
-        MemoryStats { pager: self.stats(), stored, most_stored }
     }
 
     /// Brings the page at an address that was touched.
@@ -408,7 +404,7 @@ impl Core {
 
     fn wake(&self, map: &Map, page: u64) {
         self.bell(page).ring();
-        map.of(page, 1).into_iter().for_each(|part| self.uffd.wake(part));
+        map.of(page, 1).into_iter().for_each(|part| self.uffd.wake_at(part.address, 1));
     }
 
     /// Ends a state that the caller owns. Returns whether threads wait for the page.
@@ -705,22 +701,31 @@ impl Core {
         self.benches.iter().try_for_each(|bench| each(&lock(bench).shelf))
     }
 
-    /// Returns what is outside memory, and the most so far; of compressed memory, when there were most pages.
-    pub(crate) fn stored(&self) -> (Stored, Stored) {
-        let (store, spill) = (self.store.stats(), self.store.backing_stats());
-        let now = Stored {
-            compressed_pages: store.pages_stored.saturating_sub(spill.pages + store.same_pages),
+    /// Returns the figures, but for the process and the limit that was asked for. Notes the most that was
+    /// outside memory; of compressed memory, when there were most pages.
+    pub(crate) fn figures(&self) -> Figures {
+        let (counts, store, spill) = (sum(&self.shares), self.store.stats(), self.store.backing_stats());
+        let mut last = lock(&self.last);
+        let mut now = Figures {
+            limit_now_bytes: pages_to_bytes(self.room.limit_pages.get()),
+            runs: 1,
+            used_bytes: pages_to_bytes(self.room.used_pages()),
+            used_max_bytes: pages_to_bytes(self.room.most_used_pages()),
+            resident_bytes: pages_to_bytes(self.room.resident_pages.get()),
+            stored_bytes: pages_to_bytes(store.pages_stored.saturating_sub(spill.pages + store.same_pages)),
             compressed_bytes: store.compr_data_bytes,
-            spilled_pages: spill.pages,
+            spilled_bytes: pages_to_bytes(spill.pages),
             spill_written_bytes: spill.written_bytes,
+            faults: counts.faults,
+            fault_us: counts.fault_us,
+            ..*last
         };
-        let mut most = lock(&self.most_stored);
-        if now.compressed_pages > most.compressed_pages {
-            (most.compressed_pages, most.compressed_bytes) = (now.compressed_pages, now.compressed_bytes);
+        if now.stored_bytes > now.stored_max_bytes {
+            (now.stored_max_bytes, now.compressed_max_bytes) = (now.stored_bytes, now.compressed_bytes);
         }
-        most.spilled_pages = most.spilled_pages.max(now.spilled_pages);
-        most.spill_written_bytes = now.spill_written_bytes;
-        (now, *most)
+        now.spilled_max_bytes = now.spilled_max_bytes.max(now.spilled_bytes);
+        *last = now;
+        now
     }
 }
 

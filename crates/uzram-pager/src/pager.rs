@@ -88,7 +88,7 @@ impl Trap {
 #[derive(Clone, Debug)]
 pub struct PagerBuilder {
     limit_bytes: u64,
-    goal: Option<Goal>,
+    pub(crate) goal: Option<Goal>,
     capacity_bytes: u64,
     algorithm: Algorithm,
     spill: Option<(PathBuf, u64)>,
@@ -206,10 +206,6 @@ impl PagerBuilder {
         let store = Arc::new(store.build().map_err(rename)?);
         Core::new(uffd, store, spill, limit_pages, most_compressed).map(Arc::new)
     }
-
-    pub(crate) fn goal(&self) -> Option<Goal> {
-        self.goal.clone()
-    }
 }
 
 /// Memory of this process that is compressed when it is cold.
@@ -276,7 +272,7 @@ fn evict(core: &Core, goal: Option<Goal>) {
         core.share_memory();
         let next = core.make_room(has_rested);
         // The most is noted.
-        core.stored();
+        core.figures();
         let is_excess = next == Next::Stuck && core.room.is_exceeded();
         stuck = if is_excess { stuck + 1 } else { 0 };
         core.is_exceeded.store(stuck >= EXCESS_AFTER, Ordering::Relaxed);

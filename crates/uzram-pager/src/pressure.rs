@@ -8,11 +8,11 @@
 //! kernel reports for the process's cgroup, or else for the machine (`some` of `memory.pressure`).
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::room::Room;
+use crate::system::text_of;
 
 /// How often the limit changes.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
@@ -45,7 +45,7 @@ impl Source {
         [own, Some("/proc/pressure/memory".to_owned())].into_iter().flatten().find_map(|path| {
             let file = File::open(&path).ok()?;
             // A kernel can refuse to read what it lets be opened.
-            file.read_at(&mut [0; 256], 0).ok()?;
+            text_of(&file, &mut [0; 256])?;
             Some(Arc::new(Source { file, path }))
         })
     }
@@ -101,9 +101,8 @@ fn factor(ratio: f64) -> f64 {
 
 /// Returns the microseconds of stalls so far; 0 if they are not known.
 fn stalls_us(source: Option<&Source>) -> u64 {
-    let mut text = [0; 256];
-    let len = source.and_then(|source| source.file.read_at(&mut text, 0).ok()).unwrap_or(0);
-    str::from_utf8(&text[..len]).ok().and_then(total_us).unwrap_or(0)
+    let mut room = [0; 256];
+    source.and_then(|source| text_of(&source.file, &mut room)).and_then(total_us).unwrap_or(0)
 }
 
 /// Returns the total of the line `some`.

@@ -10,15 +10,16 @@
 //! stacks are small.
 
 use std::mem::MaybeUninit;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MprotectFlags, mprotect};
 use uzram::sync::Arc;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::core::{By, Core, Fault, take_one};
+use crate::uffd;
 
 /// The most pagers of a process that trap touches in this way.
 const MOST_PAGERS: usize = 64;
@@ -131,7 +132,7 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
         let stack = take_one(stacks);
         let mut touch = Touch { core, address, writes: is_write(context), is_done: false };
         // SAFETY: the stack is this thread's until it is given back.
-        unsafe { call_on(stack.0.as_ptr(), &raw mut touch) };
+        unsafe { call_on(*stack, &raw mut touch) };
         touch.is_done
     };
     // A page whose contents are lost has another code, and a signal that was sent has no address.
@@ -222,32 +223,18 @@ fn end_by(signal: libc::c_int) {
     }
 }
 
-/// The upper end of a stack, aligned to pages.
-struct Stack(NonNull<u8>);
+/// The upper ends of stacks, aligned to pages. Mapped before the handler is installed, they stay for as long
+/// as the process lives, as the handler does.
+static STACKS: OnceLock<Box<[Mutex<usize>]>> = OnceLock::new();
 
-// SAFETY: an address range belongs to no thread.
-unsafe impl Send for Stack {}
-
-/// Mapped before the handler is installed. They stay for as long as the process lives, as the handler does.
-static STACKS: OnceLock<Box<[Mutex<Stack>]>> = OnceLock::new();
-
-fn map_stacks() -> Result<Box<[Mutex<Stack>]>> {
-    let refused = |error| {
-        Error::new(ErrorKind::NoMemory, format!("no memory for the stacks of a signal handler: {error}"))
-    };
-    let (flags, protection) = (MapFlags::PRIVATE | MapFlags::NORESERVE, ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
-    let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), COUNT * STACK_BYTES, protection, flags) };
-    let start: NonNull<u8> =
-        NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
+fn map_stacks() -> Result<Box<[Mutex<usize>]>> {
+    let start = uffd::reserve(COUNT * STACK_BYTES)?;
+    let access = MprotectFlags::READ | MprotectFlags::WRITE;
     let stack = |nth| {
-        // SAFETY: inside the new mapping, and at its end.
-        unsafe {
-            let low = start.add(nth * STACK_BYTES);
-            rustix::mm::mprotect(low.as_ptr().cast(), STACK_GUARD_BYTES, MprotectFlags::empty())
-                .map_err(refused)?;
-            Ok(Mutex::new(Stack(low.add(STACK_BYTES))))
-        }
+        let (low, end) = (start + nth * STACK_BYTES + STACK_GUARD_BYTES, start + (nth + 1) * STACK_BYTES);
+        // SAFETY: inside the new mapping, which nobody uses yet.
+        unsafe { mprotect(with_exposed_provenance_mut(low), end - low, access) }.map_err(uffd::no_memory)?;
+        Ok(Mutex::new(end))
     };
     (0..COUNT).map(stack).collect()
 }
@@ -256,7 +243,7 @@ fn map_stacks() -> Result<Box<[Mutex<Stack>]>> {
 ///
 /// # Safety
 /// `top` is the upper end of a stack that nobody uses, aligned to 16 bytes.
-unsafe fn call_on(top: *mut u8, touch: *mut Touch<'_>) {
+unsafe fn call_on(top: usize, touch: *mut Touch<'_>) {
     // SAFETY: the stack pointer is kept in a register that calls preserve; others are clobbered as said.
     #[cfg(target_arch = "x86_64")]
     unsafe {

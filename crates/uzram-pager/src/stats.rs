@@ -3,26 +3,6 @@
 use uzram::cpu::PerCpu;
 use uzram::sync::Counter;
 
-/// Pages that a pager has outside memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stored {
-    /// What is in memory, compressed or as it is if it cannot be, and what that takes without metadata.
-    pub(crate) compressed_pages: u64,
-    pub(crate) compressed_bytes: u64,
-    pub(crate) spilled_pages: u64,
-    /// All bytes that were written to the spill file so far.
-    pub(crate) spill_written_bytes: u64,
-}
-
-/// All figures of a pager.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MemoryStats {
-    pub(crate) pager: PagerStats,
-    pub(crate) stored: Stored,
-    /// The most of that so far.
-    pub(crate) most_stored: Stored,
-}
-
 macro_rules! counts {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// Counts of one CPU.

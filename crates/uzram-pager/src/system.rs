@@ -1,6 +1,8 @@
 //! What several parts of a pager ask the system for.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
@@ -21,6 +23,17 @@ pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 /// The same for a writer.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the text of a file of /proc, as far as there is room for it.
+pub(crate) fn text_of<'a>(file: &File, room: &'a mut [u8]) -> Option<&'a str> {
+    let len = file.read_at(room, 0).ok()?;
+    str::from_utf8(&room[..len]).ok()
+}
+
+/// Returns a field of a text of proc_pid_stat(5), from the third on. The second may have spaces.
+pub(crate) fn stat_field(stat: &str, nth: usize) -> Option<&str> {
+    stat.rsplit_once(") ")?.1.split(' ').nth(nth - 3)
 }
 
 /// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory

@@ -32,7 +32,9 @@ use linux_raw_sys::general::{
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, UserfaultfdFlags, madvise, mprotect, userfaultfd,
+};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
@@ -50,9 +52,6 @@ const POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 0x08);
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 /// `UFFDIO_MOVE_MODE_DONTWAKE`
 const MOVE_DONTWAKE: u64 = 1;
-/// `MADV_POPULATE_WRITE` of <asm-generic/mman-common.h>, Linux 5.14. rustix has it for aligned ranges only.
-const POPULATE_WRITE: i32 = 23;
-
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
@@ -64,15 +63,13 @@ pub(crate) const MESSAGES: usize = 16;
 /// See the [module's documentation](self).
 pub(crate) struct Uffd {
     fd: OwnedFd,
-    page_table: File,
+    pub(crate) page_table: File,
     tells: Tells,
     /// The address of a page that cannot be read.
     unreadable: usize,
     /// No thread is woken, but by [`Uffd::wake_always`].
     holds: AtomicBool,
 }
-
-const CHANGES: u32 = UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP;
 
 /// What a descriptor tells of, as features of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,16 +80,9 @@ pub(crate) enum Tells {
     Nothing = UFFD_FEATURE_SIGBUS,
     /// Touches, with the memory map as above.
     Touches = 0,
-    /// Changes of the memory map, too, which a program makes. A child has a copy of its memory.
-    Changes = CHANGES,
-    /// Forks, too, which takes CAP_SYS_PTRACE.
-    Forks = CHANGES | UFFD_FEATURE_EVENT_FORK,
-}
-
-impl Tells {
-    fn of_changes(self) -> bool {
-        matches!(self, Tells::Changes | Tells::Forks)
-    }
+    /// Changes of the memory map, too, which a program makes. A child has a copy of its memory; of forks it
+    /// tells as well if this process has CAP_SYS_PTRACE.
+    Changes = UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP,
 }
 
 /// A trapped touch: of which page, by its address; whether to write, and by which thread.
@@ -129,10 +119,7 @@ impl Uffd {
 
     /// Opens a descriptor as its own, for a child, which may have fewer rights. Errors: as [`Uffd::new`].
     pub(crate) fn another(&self) -> Result<OwnedFd> {
-        open(self.tells).or_else(|error| match self.tells {
-            Tells::Forks => open(Tells::Changes),
-            _ => Err(error),
-        })
+        open(self.tells)
     }
 
     /// Has no thread woken from now on, or ends that.
@@ -142,10 +129,6 @@ impl Uffd {
 
     fn holds(&self) -> bool {
         self.holds.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn page_table(&self) -> &File {
-        &self.page_table
     }
 
     /// Traps touches of mapped memory. Errors: those of `UFFDIO_REGISTER`.
@@ -267,6 +250,7 @@ impl Uffd {
         self.page_table.read_exact_at(&mut entry, at as u64).is_ok() && u64::from_ne_bytes(entry) >> 62 != 0
     }
 
+    /// Has threads touch pages again that found them trapped.
     pub(crate) fn wake_at(&self, address: usize, pages: usize) {
         if !self.holds() && self.tells != Tells::Nothing {
             self.wake_always(address, pages);
@@ -298,20 +282,28 @@ fn copy_of(from: usize, to: usize, bytes: usize) -> uffdio_copy {
     uffdio_copy { dst: to as u64, src: from as u64, len: bytes as u64, mode: 0, copy: 0 }
 }
 
-fn no_memory(error: Errno) -> Error {
+pub(crate) fn no_memory(error: Errno) -> Error {
     Error::new(ErrorKind::NoMemory, format!("memory cannot be trapped: {error}"))
 }
 
 /// What the core has done to pages.
 impl Uffd {
-    /// Maps reserved pages, all trapped. Errors: `NoMemory`.
+    /// Maps reserved pages, all trapped. A child has a copy of them if a program makes changes, or no memory
+    /// there. Errors: `NoMemory`.
     pub(crate) fn map(&self, part: Part) -> Result<()> {
-        advise(part, self.tells.of_changes())?;
-        let start = with_exposed_provenance_mut(part.address);
+        let (start, bytes) = (with_exposed_provenance_mut(part.address), part.bytes());
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the pages are reserved, and nobody uses them yet.
-        unsafe { rustix::mm::mprotect(start, part.bytes(), access) }.map_err(no_memory)?;
-        self.register(&part.addresses()).map_err(no_memory)
+        let mapped = unsafe {
+            // Huge pages would not be trapped page by page. A kernel without them says INVAL.
+            let advised = match madvise(start, bytes, Advice::LinuxNoHugepage) {
+                Ok(()) | Err(Errno::INVAL) if self.tells == Tells::Changes => Ok(()),
+                Ok(()) | Err(Errno::INVAL) => madvise(start, bytes, Advice::LinuxDontFork),
+                refused => refused,
+            };
+            advised.and_then(|()| mprotect(start, bytes, access))
+        };
+        mapped.and_then(|()| self.register(&part.addresses())).map_err(no_memory)
     }
 
     /// Takes mapped pages away from the program, whatever is in them. Threads that wait for one fail.
@@ -319,7 +311,7 @@ impl Uffd {
         unmap(part);
         // Those that wait touch it again, and fail. UFFDIO_UNREGISTER would wake them before it takes the
         // mapping's lock: a touch between the two waits for ever.
-        self.wake(part);
+        self.wake_at(part.address, part.pages);
     }
 
     /// Traps open pages, whose contents stay in memory: on the shelf, from its `nth` place on. Returns how
@@ -330,7 +322,7 @@ impl Uffd {
             shelf.release(self);
         }
         let (pages, is_shared) = self.move_pages(part.address, shelf.address(nth, part.pages), part.pages);
-        (pages, is_shared && self.tells.of_changes())
+        (pages, is_shared && self.tells == Tells::Changes)
     }
 
     /// Copies a page that a child has, too, so that it can be taken. One that is not there any more may be a
@@ -340,7 +332,7 @@ impl Uffd {
         if self.is_there(page.address) {
             let start = std::ptr::without_provenance_mut(page.address);
             // SAFETY: the call changes no contents.
-            let _ = unsafe { libc::madvise(start, page.bytes(), POPULATE_WRITE) };
+            let _ = unsafe { madvise(start, page.bytes(), Advice::LinuxPopulateWrite) };
         }
     }
 
@@ -348,15 +340,16 @@ impl Uffd {
     /// false if the memory map is changing.
     pub(crate) fn give_back(&self, shelf: &Staging, nth: usize, page: Part) -> bool {
         let from = shelf.address(nth, 1);
-        let is_open = self.move_pages(from, page.address, 1).0 > 0
-            // It was moved, and the program has given it back since.
-            || !self.is_there(from)
-            // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
-            || self.copy(page.address, std::slice::from_ref(shelf.page(nth))) > 0;
-        if is_open {
-            self.wake(page);
+        if self.move_pages(from, page.address, 1).0 > 0 {
+            return true;
         }
-        is_open
+        if !self.is_there(from) {
+            // It was moved, and the program has given it back since.
+            self.wake_at(page.address, 1);
+            return true;
+        }
+        // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
+        self.copy(page.address, std::slice::from_ref(shelf.page(nth))) > 0
     }
 
     /// Has touches of a trapped page fail: its contents are lost. Returns false if the memory map is
@@ -371,12 +364,7 @@ impl Uffd {
     pub(crate) fn discard(&self, part: Part) -> bool {
         let start = with_exposed_provenance_mut(part.address);
         // SAFETY: the range is mapped, and the program does not need what it holds.
-        unsafe { rustix::mm::madvise(start, part.bytes(), Advice::LinuxDontNeed) }.is_ok()
-    }
-
-    /// Has threads touch pages again that found them trapped.
-    pub(crate) fn wake(&self, part: Part) {
-        self.wake_at(part.address, part.pages);
+        unsafe { madvise(start, part.bytes(), Advice::LinuxDontNeed) }.is_ok()
     }
 }
 
@@ -424,12 +412,12 @@ impl Staging {
     /// tells of such changes, that would wait until the message is read, so it is not registered meanwhile.
     pub(crate) fn release(&self, uffd: &Uffd) {
         let (start, bytes) = (with_exposed_provenance_mut(self.part.address), self.part.bytes());
-        let tells = uffd.tells.of_changes();
+        let tells = uffd.tells == Tells::Changes;
         while tells && ioctl::<UNREGISTER, _>(&uffd.fd, &mut raw(&self.range())).is_err() {
             std::thread::sleep(RETRY);
         }
         // SAFETY: the pages were moved here and are not needed any more.
-        while unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }.is_err() {
+        while unsafe { madvise(start, bytes, Advice::LinuxDontNeed) }.is_err() {
             // SAFETY: as above. The program may have locked all memory (mlockall(2)).
             let _ = unsafe { libc::munlock(start.cast_const(), bytes) };
             std::thread::sleep(RETRY);
@@ -512,9 +500,13 @@ fn open(tells: Tells) -> Result<OwnedFd> {
         }
         fd => fd.map_err(|error| Error::new(ErrorKind::Unsupported, format!("userfaultfd: {error}"))),
     }?;
-    let features = UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON | UFFD_FEATURE_THREAD_ID | tells as u32;
-    let mut api = uffdio_api { api: UFFD_API.into(), features: features.into(), ioctls: 0 };
-    ioctl::<API, _>(&fd, &mut api).map_err(|error| {
+    let api = |more: u32| {
+        let features = UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON | UFFD_FEATURE_THREAD_ID | tells as u32 | more;
+        ioctl::<API, _>(&fd, &mut uffdio_api { api: UFFD_API.into(), features: features.into(), ioctls: 0 })
+    };
+    let forks = if tells == Tells::Changes { UFFD_FEATURE_EVENT_FORK } else { 0 };
+    // One that fails changes nothing.
+    api(forks).or_else(|_| api(0)).map_err(|error| {
         let what = format!("this kernel's userfaultfd cannot move pages, which takes Linux 6.8: {error}");
         Error::new(ErrorKind::Unsupported, what).with_setting("trap")
     })?;
@@ -557,21 +549,4 @@ pub(crate) fn unmap(part: Part) {
     // SAFETY: as said.
     let unmapped = unsafe { rustix::mm::munmap(with_exposed_provenance_mut(part.address), part.bytes()) };
     debug_assert!(unmapped.is_ok(), "{unmapped:?}");
-}
-
-/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and
-/// whether a child has a copy of it, or no memory there. Errors: `NoMemory`.
-fn advise(part: Part, is_inherited: bool) -> Result<()> {
-    let dont_fork = (!is_inherited).then_some(Advice::LinuxDontFork);
-    for advice in [Some(Advice::LinuxNoHugepage), dont_fork].into_iter().flatten() {
-        let start = with_exposed_provenance_mut(part.address);
-        // SAFETY: the range is mapped, and the advice changes no contents.
-        match unsafe { rustix::mm::madvise(start, part.bytes(), advice) } {
-            // A kernel without huge pages.
-            Err(rustix::io::Errno::INVAL) if matches!(advice, Advice::LinuxNoHugepage) => {}
-            advised => advised
-                .map_err(|error| Error::new(ErrorKind::NoMemory, format!("madvise of a region: {error}")))?,
-        }
-    }
-    Ok(())
 }

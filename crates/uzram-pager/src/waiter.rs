@@ -4,6 +4,7 @@
 //! follows the thread that touches: a message tells which that is, and `/proc` on which CPU it ran last.
 
 use std::array;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,14 +15,15 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::core::{By, Core, Fault};
 use crate::room::{MOST_WAIT, WAIT};
+use crate::system::{stat_field, text_of};
 use crate::uffd::{Message, Touch, Uffd};
 
 /// The most descriptors that it waits for.
 const MOST_FDS: usize = 8;
-/// How long a thread is taken to stay on its CPU: each time that it is woken the kernel may move it to one
-/// that is idle. With 150 µs instead SQLite and Python in half of their memory took 16 and 36 % longer, with
-/// 12 µs SQLite 40 %: to look costs some.
+/// How long a thread is taken to stay on its CPU, at least and at most: twice as long each time that it has.
+/// The kernel may move it to an idle one each time that it is woken. To look takes a tenth of a fault's time.
 const LOOKUP: Duration = Duration::from_micros(40);
+const MOST_LOOKUP: Duration = Duration::from_millis(1);
 
 /// See the [module's documentation](self).
 pub(crate) struct Waiter {
@@ -35,7 +37,7 @@ pub(crate) struct Waiter {
 impl Waiter {
     /// `whose` are the threads that touch.
     pub(crate) fn new(core: Arc<Core>, uffd: Arc<Uffd>, whose: Whose) -> Waiter {
-        Waiter { core, uffd, waiting: Vec::new(), cpu: Follower { whose, looked: None, cpu: None } }
+        Waiter { core, uffd, waiting: Vec::new(), cpu: Follower::new(whose) }
     }
 
     /// Goes on in a child, with descriptors of its own. Errors: `NoMemory`.
@@ -45,7 +47,7 @@ impl Waiter {
         if let Whose::Process(main, _) = &mut self.cpu.whose {
             *main = process.cast_unsigned();
         }
-        (self.cpu.looked, self.cpu.cpu) = (None, None);
+        (self.cpu.look_at, self.cpu.cpu) = (None, None);
         self.waiting.clear();
         self.note_waiting();
         Ok(())
@@ -136,50 +138,51 @@ pub(crate) enum Whose {
     /// This process's.
     Own,
     /// Another's: its id, and its `stat`, which tells of its main thread alone. No other can be opened.
-    Process(u32, Arc<std::fs::File>),
+    Process(u32, Arc<File>),
 }
 
 /// Has this thread stay on the CPU of those that touch.
 struct Follower {
     whose: Whose,
-    looked: Option<Instant>,
+    /// When it is to look next, and how long after that again.
+    look_at: Option<Instant>,
+    every: Duration,
     cpu: Option<usize>,
 }
 
 impl Follower {
+    fn new(whose: Whose) -> Follower {
+        Follower { whose, look_at: None, every: LOOKUP, cpu: None }
+    }
+
     fn follow(&mut self, thread: u32) {
         let now = Instant::now();
-        if self.looked.is_some_and(|looked| now - looked < LOOKUP) {
+        if self.look_at.is_some_and(|at| now < at) {
             return;
         }
-        self.looked = Some(now);
-        let Some(cpu) = self.cpu_of(thread).filter(|cpu| self.cpu != Some(*cpu)) else { return };
-        self.cpu = Some(cpu);
-        let mut only = CpuSet::new();
-        only.set(cpu);
-        // Where that is refused, it stays where it is.
-        let _ = sched_setaffinity(None, &only);
+        let cpu = self.cpu_of(thread);
+        let has_moved = cpu.is_some() && cpu != self.cpu;
+        self.every = if has_moved { LOOKUP } else { (2 * self.every).min(MOST_LOOKUP) };
+        self.look_at = Some(now + self.every);
+        if let Some(cpu) = cpu.filter(|_| has_moved) {
+            self.cpu = Some(cpu);
+            let mut only = CpuSet::new();
+            only.set(cpu);
+            // Where that is refused, it stays where it is.
+            let _ = sched_setaffinity(None, &only);
+        }
     }
 
     /// Returns the CPU that a thread ran on last.
     fn cpu_of(&self, thread: u32) -> Option<usize> {
-        match &self.whose {
-            Whose::Own => processor(&std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?),
+        let mut room = [0; 1024];
+        let text = match &self.whose {
+            Whose::Own => text_of(&File::open(format!("/proc/self/task/{thread}/stat")).ok()?, &mut room),
             Whose::Process(main, _) if *main != thread => None,
-            Whose::Process(_, stat) => {
-                let mut text = [0; 1024];
-                let len = std::os::unix::fs::FileExt::read_at(&**stat, &mut text, 0).ok()?;
-                processor(str::from_utf8(&text[..len]).ok()?)
-            }
-        }
+            Whose::Process(_, stat) => text_of(stat, &mut room),
+        };
+        stat_field(text?, 39)?.parse().ok()
     }
-}
-
-/// Returns the CPU, field 39 of a text of proc_pid_stat(5). The second is in parentheses, and may have
-/// spaces.
-fn processor(stat: &str) -> Option<usize> {
-    let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(39 - 3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -190,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_found_on_its_cpu() {
-        let follower = Follower { whose: Whose::Own, looked: None, cpu: None };
+        let follower = Follower::new(Whose::Own);
         let allowed = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
         let mut only = CpuSet::new();

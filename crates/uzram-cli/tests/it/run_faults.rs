@@ -21,6 +21,24 @@ fn stress() {
     assert!(ended.status.success() && ended.stdout.ends_with("stress is right\n"), "{ended}");
 }
 
+/// What the system has swapped out itself comes back when the pager takes it, and after forks.
+#[test]
+fn stress_where_the_system_swaps() {
+    let (Some(program), Some(cgroup)) = (Program::if_able("stress"), Cgroup::new("swaps-run", 24 * MIB))
+    else {
+        return;
+    };
+    let Some(place) = BlockPlace::alone("") else { return };
+    let device = place.swap_on("--size 1G");
+    let mut command = cgroup.command(UZRAM);
+    command.args(LIMIT.words()).arg(&program.path).args(["8", &seed().to_string()]);
+    let child = start(&mut command);
+    wait_until("memory is swapped out", || swapped_bytes(&device) > 4 * MIB);
+    let ended = collect_within(child, 3 * PATIENCE);
+    assert!(ended.status.success() && ended.stdout.ends_with("stress is right\n"), "{ended}");
+    place.swap_off();
+}
+
 /// A program that pages without an end, its pager and its keeper.
 struct Paging {
     program: Child,

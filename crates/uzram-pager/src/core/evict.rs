@@ -94,13 +94,18 @@ impl Core {
         let most = self.room.batch_pages();
         while pages.len() < most {
             let found = pages.len();
-            self.lru.isolate(1, pages);
-            let Some(coldest) = pages.get(found) else { break };
-            let first = coldest & !(GROUP_PAGES - 1);
-            let mut group: [u32; GROUP_PAGES as usize] = std::array::from_fn(|nth| first + nth as u32);
-            let group = &mut group[..(most - pages.len()).min(GROUP_PAGES as usize)];
-            let count = self.lru.isolate_inactive(group);
-            pages.extend(&group[..count]);
+            // As many as are enough if all have such neighbours: each call locks all lists.
+            self.lru.isolate((most - found).div_ceil(GROUP_PAGES as usize), pages);
+            if pages.len() == found {
+                break;
+            }
+            for nth in found..pages.len() {
+                let first = pages[nth] & !(GROUP_PAGES - 1);
+                let mut group: [u32; GROUP_PAGES as usize] = std::array::from_fn(|nth| first + nth as u32);
+                let group = &mut group[..(most - pages.len()).min(GROUP_PAGES as usize)];
+                let count = self.lru.isolate_inactive(group);
+                pages.extend(&group[..count]);
+            }
         }
         pages.sort_unstable();
     }

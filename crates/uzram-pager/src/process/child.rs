@@ -122,7 +122,7 @@ impl Process {
         let Some(active) = self.active.as_mut().filter(|active| active.threads.is_none()) else { return };
         let core = &active.waiter.core;
         core.ends.store(false, Ordering::Relaxed);
-        match Threads::start(core, self.asked.pager.goal()) {
+        match Threads::start(core, self.asked.pager.goal.clone()) {
             Ok(threads) => active.threads = Some(threads),
             // Nothing leaves: nobody waits for that.
             Err(_) => core.room.made(false),
@@ -256,7 +256,7 @@ impl Process {
                 let (piece, mapping) = self.first_piece(rest);
                 if let Some(mapping) = mapping {
                     register_soon(&self.uffd, &mapping)?;
-                    core.note_present(self.uffd.page_table(), piece)
+                    core.note_present(&self.uffd.page_table, piece)
                         .map_err(|error| system("pagemap", error))?;
                 } else {
                     let gone = core.change_map().remove(piece.addresses());
@@ -297,7 +297,7 @@ impl Process {
             renew(pidfd.as_fd(), ends::pidfd(process)?)?;
         }
         renew(self.left.as_fd(), new_eventfd()?)?;
-        if let Some(source) = self.asked.pager.goal().and_then(|goal| goal.source) {
+        if let Some(source) = self.asked.pager.goal.as_ref().and_then(|goal| goal.source.as_ref()) {
             let file = File::open(&source.path).map_err(|error| system("memory.pressure", error))?;
             renew(source.file.as_fd(), file.into())?;
         }
@@ -306,7 +306,7 @@ impl Process {
         }
         for uffd in [&*self.uffd, &self.calls] {
             renew(uffd.as_fd(), uffd.another()?)?;
-            renew(uffd.page_table().as_fd(), open("/proc/self/pagemap")?.into())?;
+            renew(uffd.page_table.as_fd(), open("/proc/self/pagemap")?.into())?;
         }
         Ok(())
     }

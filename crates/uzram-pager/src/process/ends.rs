@@ -15,6 +15,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex::{ClockId, Wait, WaitFlags, WaitPtr, WaitvFlags, waitv};
 use uzram::Result;
+use uzram::units::pages_to_bytes;
+
+use crate::system::{stat_field, text_of};
 
 /// Returns a process's pidfd.
 pub(super) fn pidfd(process: i32) -> Result<OwnedFd> {
@@ -59,43 +62,44 @@ pub(super) fn wait_until_left(word: usize, ends: &AtomicU32) -> bool {
     }
 }
 
-/// What the program's /proc/PID/stat tells (proc_pid_stat(5)).
-struct Stat {
-    state: u8,
-    /// The main thread ends.
-    is_exiting: bool,
-    user_time: u64,
-    memory: u64,
-}
-
-impl Stat {
-    fn of(file: &File) -> Option<Stat> {
-        const PF_EXITING: u64 = 4;
-        let mut room = [0; 1024];
-        let (_, fields) = super::text_of(file, &mut room)?.rsplit_once(") ")?;
-        let fields: Vec<&str> = fields.split(' ').collect();
-        let number = |nth: usize| -> Option<u64> { fields.get(nth - 3)?.parse().ok() };
-        let state = *fields.first()?.as_bytes().first()?;
-        let is_exiting = number(9)? & PF_EXITING != 0 || matches!(state, b'X' | b'Z');
-        Some(Stat { state, is_exiting, user_time: number(14)?, memory: number(23)? })
-    }
-}
-
 /// Waits, after the main thread's id was cleared, until the pager may leave. Returns false if the program has
-/// not executed another one: its main thread has ended, and others may run.
-pub(super) fn wait_for_exec(stat: &File) -> bool {
-    let Some(before) = Stat::of(stat) else { return true };
-    if before.is_exiting {
+/// not executed another one: its main thread has ended, and others may run. The files are the program's
+/// `stat` and `status`, and the pager's own `statm`.
+pub(super) fn wait_for_exec(stat: &File, status: &File, statm: &File) -> bool {
+    // Who ends is marked so before his id is cleared.
+    if is_exiting(stat) {
         return false;
     }
-    // The kernel counts the exec between the switch of the memory and the mapping of the new program, in one
-    // go: whatever is seen to change comes after that.
-    loop {
-        let Some(now) = Stat::of(stat) else { return true };
-        let has_run = now.memory != before.memory || now.user_time != before.user_time;
-        if has_run || now.is_exiting || matches!(now.state, b'S' | b'T' | b't') {
-            return true;
-        }
+    while is_executing(status, statm) {
         std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Returns whether a program's main thread ends (proc_pid_stat(5)).
+fn is_exiting(stat: &File) -> bool {
+    const PF_EXITING: u64 = 4;
+    let mut room = [0; 1024];
+    let text = text_of(stat, &mut room).unwrap_or_default();
+    let flags: u64 = stat_field(text, 9).and_then(|flags| flags.parse().ok()).unwrap_or(0);
+    flags & PF_EXITING != 0 || matches!(stat_field(text, 3), Some("X" | "Z"))
+}
+
+/// Returns whether a program has this memory still, or new memory without code: the kernel closes files in
+/// between, which may take long, counts the exec, and maps the new program then (begin_new_exec() in
+/// fs/exec.c). A program that has ended has no memory.
+fn is_executing(status: &File, statm: &File) -> bool {
+    let own_kib = || {
+        let mut room = [0; 128];
+        let pages: u64 = text_of(statm, &mut room)?.split(' ').next()?.parse().ok()?;
+        Some(pages_to_bytes(pages) >> 10)
+    };
+    let (mut room, before) = ([0; 4096], own_kib());
+    let text = text_of(status, &mut room).unwrap_or_default();
+    let kib =
+        |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().split(' ').next()?.parse().ok());
+    match (kib("VmSize:"), kib("VmExe:")) {
+        (size @ Some(_), Some(code)) => code == 0 || size == before || size == own_kib(),
+        _ => false,
     }
 }

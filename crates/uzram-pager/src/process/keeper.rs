@@ -71,7 +71,8 @@ extern "C" fn keep(process: *const Process) -> ! {
         unsafe { sys::raw(libc::SYS_pidfd_send_signal as usize, arguments) };
     }
     if !has_ended(program, 200) {
-        super::unmap_all();
+        // SAFETY: the process is never dropped, and its pager does nothing any more.
+        super::unmap_all(unsafe { &*process });
     }
     let mut line = [0; 96];
     let mut rest = &mut line[..];

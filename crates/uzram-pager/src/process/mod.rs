@@ -24,7 +24,6 @@ use std::fmt::Display;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -43,7 +42,7 @@ use crate::figures::Figures;
 use crate::map::Part;
 use crate::pager::Threads;
 use crate::spill::Sharing;
-use crate::system::{new_eventfd, spawn};
+use crate::system::{new_eventfd, spawn, text_of};
 use crate::uffd::{Message, Tells, Touch, Uffd};
 use crate::waiter::{Waiter, Whose};
 
@@ -142,12 +141,6 @@ struct Active {
     threads: Option<Threads>,
 }
 
-/// Returns the text of a file of /proc, as far as there is room for it.
-fn text_of<'a>(file: &File, room: &'a mut [u8]) -> Option<&'a str> {
-    let len = file.read_at(room, 0).ok()?;
-    str::from_utf8(&room[..len]).ok()
-}
-
 /// Returns what says which rights the program has: users, seccomp mode, and whether others of the same user
 /// may open its files of /proc, which is a flag of the memory.
 fn rights(status: &File) -> Option<String> {
@@ -217,12 +210,12 @@ fn stay(control: &'static Control) -> ! {
     let program = control.program.load(Ordering::Relaxed);
     let word = control.tid_address.load(Ordering::Relaxed);
     if let Ok(pidfd) = ends::pidfd(program) {
-        let stat = File::open(format!("/proc/{program}/stat"));
+        let [stat, status, statm, ..] = paths(program).map(File::open);
         while !ends::has_ended(&pidfd, LOOK) {
-            let has_executed = || match &stat {
-                Ok(stat) => ends::wait_for_exec(stat),
+            let has_executed = || match (&stat, &status, &statm) {
+                (Ok(stat), Ok(status), Ok(statm)) => ends::wait_for_exec(stat, status, statm),
                 // It has counted its exec by then.
-                Err(_) => {
+                _ => {
                     std::thread::sleep(PUBLISH);
                     true
                 }
@@ -280,7 +273,7 @@ impl Process {
             maps: maps?,
             smaps: smaps?,
             image: locked_image(),
-            uffd: Arc::new(Uffd::new(Tells::Forks).or_else(|_| Uffd::new(Tells::Changes))?),
+            uffd: Arc::new(Uffd::new(Tells::Changes)?),
             calls,
             figures_file: None,
             published: None,
@@ -363,7 +356,8 @@ impl Process {
             self.tell_end();
             self.leave();
         }
-        if is_other && rustix::io::read(&self.left, &mut [0; 8]).is_ok() && ends::wait_for_exec(&self.stat) {
+        let has_left = is_other && rustix::io::read(&self.left, &mut [0; 8]).is_ok();
+        if has_left && ends::wait_for_exec(&self.stat, &self.status, &self.statm) {
             self.leave();
         }
         if Instant::now() >= self.look_at {
@@ -598,7 +592,7 @@ impl Process {
                         self.unproven.push(rest);
                         break;
                     }
-                    Some(true) if mapping.is_some() => drop(core.note_present(self.uffd.page_table(), piece)),
+                    Some(true) if mapping.is_some() => drop(core.note_present(&self.uffd.page_table, piece)),
                     Some(_) => {
                         let gone = core.change_map().remove(piece.addresses());
                         core.removed(&gone, true);
@@ -683,7 +677,7 @@ impl Process {
         self.start_threads();
         for range in self.freed.drain(..) {
             let parts = core.map().within(range);
-            parts.into_iter().for_each(|part| drop(core.note_present(self.uffd.page_table(), part)));
+            parts.into_iter().for_each(|part| drop(core.note_present(&self.uffd.page_table, part)));
         }
         let besides = self.besides_pages();
         let managed = core.room.resident_pages.get();
@@ -705,7 +699,7 @@ impl Process {
         if self.asked.hard {
             core.room.set_hard();
         }
-        let threads = Threads::start(&core, self.asked.pager.goal())?;
+        let threads = Threads::start(&core, self.asked.pager.goal.clone())?;
         let whose = Whose::Process(self.id().cast_unsigned(), Arc::clone(&self.stat));
         let waiter = Waiter::new(core, Arc::clone(&self.uffd), whose);
         self.active = Some(Active { waiter, threads: Some(threads) });
@@ -732,9 +726,7 @@ impl Process {
 
 /// Unmaps all that is managed: what was away is lost. For the keeper, when nobody else is left who could hold
 /// a lock.
-fn unmap_all() {
-    // SAFETY: set before the pager served.
-    let Some(process) = (unsafe { PROCESS.load(Ordering::Acquire).as_ref() }) else { return };
+fn unmap_all(process: &Process) {
     let Some(active) = &process.active else { return };
     // The pager may have died with the lock.
     if let Ok(map) = active.waiter.core.map.try_read() {

@@ -14,7 +14,6 @@ use uzram_run::sys;
 use super::{PUBLISH, Process, say};
 use crate::core::Core;
 use crate::figures::Figures;
-use crate::stats::MemoryStats;
 
 impl Process {
     /// Says once that the limit cannot be kept, or ends the program.
@@ -42,12 +41,10 @@ impl Process {
         }
     }
 
-    fn stats(&self) -> Option<MemoryStats> {
-        self.core().map(|core| core.memory_stats())
-    }
-
     fn figures(&self) -> Figures {
-        figures(self.id(), self.asked.limit_bytes, self.stats())
+        let (process, limit_bytes) = (self.id() as u64, self.asked.limit_bytes);
+        let none = Figures { limit_now_bytes: limit_bytes, ..Figures::default() };
+        Figures { process, limit_bytes, ..self.core().map_or(none, |core| core.figures()) }
     }
 
     /// Prints what the memory was like, once.
@@ -62,7 +59,8 @@ impl Process {
         }
         let mut text = end_line(&figures, pages_to_bytes(self.besides_pages()));
         if self.asked.stats {
-            let _ = writeln!(text, "uzram: process {id}: {:?}", self.stats());
+            let counts = self.core().map(|core| core.stats());
+            let _ = writeln!(text, "uzram: process {id}: {figures:?} {counts:?}");
         }
         say(&text);
     }
@@ -78,7 +76,7 @@ impl Process {
         };
         // In a child the number of the old one is another file's, or none.
         std::mem::forget(std::mem::replace(&mut self.figures_file, file().ok().map(File::from)));
-        self.write_figures(&figures(self.id(), self.asked.limit_bytes, None));
+        self.write_figures(&self.figures());
     }
 
     fn write_figures(&self, figures: &Figures) {
@@ -123,29 +121,4 @@ fn end_line(figures: &Figures, besides_bytes: u64) -> String {
         format_size(besides_bytes),
     );
     text
-}
-
-/// Returns the figures of a process.
-fn figures(process: i32, limit_bytes: u64, stats: Option<MemoryStats>) -> Figures {
-    let runs = stats.is_some();
-    let stats = stats.unwrap_or_default();
-    let pager = &stats.pager;
-    Figures {
-        process: process as u64,
-        limit_bytes,
-        limit_now_bytes: if runs { pages_to_bytes(pager.limit_pages) } else { limit_bytes },
-        runs: runs.into(),
-        used_bytes: pages_to_bytes(pager.used_pages),
-        used_max_bytes: pages_to_bytes(pager.used_pages_max),
-        resident_bytes: pages_to_bytes(pager.resident_pages),
-        stored_bytes: pages_to_bytes(stats.stored.compressed_pages),
-        compressed_bytes: stats.stored.compressed_bytes,
-        stored_max_bytes: pages_to_bytes(stats.most_stored.compressed_pages),
-        compressed_max_bytes: stats.most_stored.compressed_bytes,
-        spilled_bytes: pages_to_bytes(stats.stored.spilled_pages),
-        spilled_max_bytes: pages_to_bytes(stats.most_stored.spilled_pages),
-        spill_written_bytes: stats.stored.spill_written_bytes,
-        faults: pager.faults,
-        fault_us: pager.fault_us,
-    }
 }
