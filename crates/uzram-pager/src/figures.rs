@@ -125,6 +125,20 @@ mod tests {
             figures.all_mut().for_each(|(_, figure)| *figure = value);
             assert_eq!(Figures::parse(&figures.to_text()), Some(figures));
         }
+        let figures = Figures { process: 17, ..Figures::default() }.to_text();
+        let text = str::from_utf8(&figures).unwrap();
+        for changed in [
+            &text[..text.len() - 1],
+            &format!("{text}\n"),
+            &text.replace(HEAD, "uzram-run 2\n"),
+            &text.replace(" 17", "+17"),
+            &text.replace("  17", "017 "),
+            &text.replace("faults", "faulty"),
+            &text.replacen('\n', "\r\n", 1),
+        ] {
+            assert_ne!(changed, text);
+            assert_eq!(Figures::parse(changed.as_bytes()), None, "{changed}");
+        }
         assert_eq!(Figures::parse(&[0xff; Figures::TEXT_BYTES]), None);
     }
 }

@@ -160,12 +160,11 @@ impl Follower {
         if self.look_at.is_some_and(|at| now < at) {
             return;
         }
-        let cpu = self.cpu_of(thread);
-        let has_moved = cpu.is_some() && cpu != self.cpu;
+        let Some(cpu) = self.cpu_of(thread) else { return };
+        let has_moved = self.cpu.replace(cpu) != Some(cpu);
         self.every = if has_moved { LOOKUP } else { (2 * self.every).min(MOST_LOOKUP) };
         self.look_at = Some(now + self.every);
-        if let Some(cpu) = cpu.filter(|_| has_moved) {
-            self.cpu = Some(cpu);
+        if has_moved {
             let mut only = CpuSet::new();
             only.set(cpu);
             // Where that is refused, it stays where it is.

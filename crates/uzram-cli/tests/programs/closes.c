@@ -1,9 +1,15 @@
-/* Executes itself while a file is open that takes long to close: on a FUSE file system, which a child of it serves. */
+/*
+ * Executes itself while a file is open that takes long to close: on a FUSE file system, which a child serves.
+ * Nothing of it stays behind, however it ends: the mount is this program's alone, and the child ends with it.
+ */
 #define _GNU_SOURCE
 #include "check.h"
 #include <fcntl.h>
 #include <linux/fuse.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -66,11 +72,14 @@ int main(int count, char **arguments) {
     char dir[] = "/tmp/uzram-closes-XXXXXX", options[80], path[64];
     check(mkdtemp(dir));
     int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    check(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", fuse);
     check(fuse >= 0 && mount("closes", dir, "fuse", 0, options) == 0);
     fflush(stdout);
-    if (fork() == 0)
+    if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         serve(fuse);
+    }
     close(fuse);
     snprintf(path, sizeof path, "%s/file", dir);
     check(open(path, O_RDONLY | O_CLOEXEC) >= 0);

@@ -99,8 +99,8 @@ impl Core {
             if pages.len() == found {
                 break;
             }
-            for nth in found..pages.len() {
-                let first = pages[nth] & !(GROUP_PAGES - 1);
+            for coldest in found..pages.len() {
+                let first = pages[coldest] & !(GROUP_PAGES - 1);
                 let mut group: [u32; GROUP_PAGES as usize] = std::array::from_fn(|nth| first + nth as u32);
                 let group = &mut group[..(most - pages.len()).min(GROUP_PAGES as usize)];
                 let count = self.lru.isolate_inactive(group);
