@@ -279,49 +279,72 @@ impl Core {
     /// Loads the first page of a part, which the caller owns, and the neighbours that are to come along.
     fn load(&self, part: Part, stored: bool, writes: bool, waits: bool) -> Fault {
         let page = part.first;
-        let window = match self.state(page).get().access() {
+        let come = match self.state(page).get().access() {
             Access::Normal if !stored && self.room.is_half_free() => {
-                self.windows.next(page, (NEW_AT_ONCE - page % NEW_AT_ONCE) as usize)
+                self.windows.next(page, NEW_AT_ONCE - page % NEW_AT_ONCE)
             }
             Access::Normal => self.windows.next(page, 1),
-            Access::Random => 1,
-            Access::Sequential => MOST_PAGES,
+            Access::Random => page..page + 1,
+            Access::Sequential => page..page + MOST_PAGES as u64,
         };
-        let mut pages = [stored; MOST_PAGES];
         let has_room = |more: usize| self.room.has(1 + more);
-        let more = self.claim(page + 1, &mut pages[1..window.min(part.pages)], has_room);
-        self.bring(page, &pages[..=more], writes, waits)
+        let (mut below, mut pages) = ([false; MOST_PAGES], [stored; MOST_PAGES]);
+        // Those below may be another part's, with other pages in between.
+        let is_one =
+            |map: &Map| map.of(come.start, MOST_PAGES).is_some_and(|all| all.numbers().contains(&page));
+        let nth = match part.pages > 1 && come.start < page && is_one(&self.map()) {
+            true => self.claim((come.start..page).rev(), &mut below, has_room),
+            false => 0,
+        };
+        pages[..nth].copy_from_slice(&below[..nth]);
+        pages[..nth].reverse();
+        let end = come.end.min(part.numbers().end);
+        let more = self.claim(page + 1..end, &mut pages[nth + 1..], has_room);
+        self.bring(page - nth as u64, &pages[..=nth + more], nth, writes, waits)
     }
 
-    /// Claims pages next to each other to load them, as long as none is in memory, or another thread's, and
-    /// `may` allows another. Notes whether the store has contents of each. Returns how many.
-    fn claim(&self, first: u64, stored: &mut [bool], may: impl Fn(usize) -> bool) -> usize {
-        for (nth, stored) in stored.iter_mut().enumerate() {
-            let state = self.state(first + nth as u64);
+    /// Claims pages to load them, as long as none is in memory, or another thread's, and `may` allows
+    /// another. Notes whether the store has contents of each. Returns how many.
+    fn claim(
+        &self,
+        pages: impl Iterator<Item = u64>,
+        stored: &mut [bool],
+        may: impl Fn(usize) -> bool,
+    ) -> usize {
+        let mut count = 0;
+        for (page, stored) in pages.zip(stored) {
+            let state = self.state(page);
             // What is pinned comes alone, or may not be touched at all.
-            match (may(nth) && !state.get().is_pinned()).then(|| state.start_load()).flatten() {
+            match (may(count) && !state.get().is_pinned()).then(|| state.start_load()).flatten() {
                 Some(is_stored) => *stored = is_stored,
-                None => return nth,
+                None => break,
             }
+            count += 1;
         }
-        stored.len()
+        count
     }
 
-    /// Brings neighbours that the caller owns. `stored`: whether the store has contents of each.
-    fn bring(&self, first: u64, stored: &[bool], writes: bool, waits: bool) -> Fault {
+    /// Brings neighbours that the caller owns, of which the `touched`th is needed. `stored`: whether the
+    /// store has contents of each.
+    fn bring(&self, first: u64, stored: &[bool], touched: usize, writes: bool, waits: bool) -> Fault {
         let mut bench = take_one(&self.benches);
-        let buffer = &mut bench.buffer;
-        let mut good = 0;
-        for (nth, stored) in stored.iter().enumerate() {
-            let page = PageNo::from_number(first + nth as u64);
-            if !stored {
-                buffer[nth].fill(0);
-            } else if self.store.read_once(page, &mut buffer[nth]).is_err() {
-                break;
+        let mut read = |nth: &usize| {
+            let page = PageNo::from_number(first + *nth as u64);
+            let buffer = &mut bench.buffer[*nth];
+            if !stored[*nth] {
+                buffer.fill(0);
             }
-            good += 1;
+            !stored[*nth] || self.store.read_once(page, buffer).is_ok()
+        };
+        // Whatever the others are like, the one that is needed comes.
+        let mut good = touched..touched;
+        if read(&touched) {
+            good.start -= (0..touched).rev().take_while(&mut read).count();
+            good.end += 1 + (touched + 1..stored.len()).take_while(&mut read).count();
         }
-        let placed = self.place(&buffer[..good], first, waits);
+        let contents = &bench.buffer[good.clone()];
+        let placed = self.place(contents, first + good.start as u64, touched - good.start, waits);
+        let placed = good.start..good.start + placed;
         drop(bench);
         // Those of a share of the pages in memory keep their copy, and all while there is memory in plenty.
         let may_copy = || {
@@ -330,21 +353,23 @@ impl Core {
         };
         // The pages that came along were not touched, so not written to either.
         let mut keeps = [false; MOST_PAGES];
-        for (nth, (keeps, stored)) in keeps.iter_mut().zip(&stored[..placed]).enumerate() {
-            *keeps = *stored && (!writes || nth > 0) && may_copy();
-            self.copied_pages.add(u64::from(*keeps));
+        for nth in placed.clone() {
+            keeps[nth] = stored[nth] && (!writes || nth != touched) && may_copy();
+            self.copied_pages.add(u64::from(keeps[nth]));
         }
-        self.free_copies(first, &stored[..placed], &keeps);
+        self.free_copies(first + placed.start as u64, &stored[placed.clone()], &keeps[placed.clone()]);
         let share = self.shares.local();
         for (nth, stored) in stored.iter().enumerate() {
             let page = first + nth as u64;
-            if nth < placed {
+            if placed.contains(&nth) {
                 if *stored { &share.pages_in } else { &share.pages_new }.add(1);
                 self.room.resident_pages.add(1);
                 self.room.touched_pages.add(u64::from(!stored));
                 self.lru.add(page as u32);
                 self.end(page, Place::In, keeps[nth]);
-            } else if nth == 0 && good == 0 && self.map().of(page, 1).is_none_or(|page| self.uffd.lose(page))
+            } else if nth == touched
+                && good.is_empty()
+                && self.map().of(page, 1).is_none_or(|page| self.uffd.lose(page))
             {
                 share.pages_lost.add(1);
                 self.end(page, Place::Bad, false);
@@ -352,10 +377,10 @@ impl Core {
                 self.end(page, if *stored { Place::Out } else { Place::New }, false);
             }
         }
-        match (good, placed) {
-            (0, _) if self.state(first).get().place() == Place::Bad => Fault::Lost,
-            (_, 0) => Fault::Changing,
-            _ => Fault::Done,
+        match good.is_empty() && self.state(first + touched as u64).get().place() == Place::Bad {
+            true => Fault::Lost,
+            false if placed.contains(&touched) => Fault::Done,
+            false => Fault::Changing,
         }
     }
 
@@ -373,8 +398,9 @@ impl Core {
         }
     }
 
-    /// Places pages that the caller owns, and returns how many. Those that are not mapped any more count.
-    fn place(&self, contents: &[Page], first: u64, waits: bool) -> usize {
+    /// Places pages that the caller owns, of which the `touched`th is needed, and returns how many. Those
+    /// that are not mapped any more count.
+    fn place(&self, contents: &[Page], first: u64, touched: usize, waits: bool) -> usize {
         let mut done = 0;
         while done < contents.len() {
             let map = self.map();
@@ -382,7 +408,9 @@ impl Core {
                 done += 1;
                 continue;
             };
-            let placed = self.uffd.copy(part.address, &contents[done..done + part.pages]);
+            // Who waits for all of them has each that is there count.
+            let touched = if waits { 0 } else { touched.wrapping_sub(done) };
+            let placed = self.uffd.copy(part.address, &contents[done..done + part.pages], touched);
             drop(map);
             done += placed;
             if placed < part.pages {
@@ -423,7 +451,7 @@ impl Core {
         let Some(copied) = self.state(page).start(Place::In, Place::Loading) else { return Fault::Changing };
         let mut bench = take_one(&self.benches);
         bench.buffer[0].fill(0);
-        let placed = self.place(&bench.buffer[..1], page, false);
+        let placed = self.place(&bench.buffer[..1], page, 0, false);
         drop(bench);
         self.end(page, Place::In, copied);
         if placed == 0 { Fault::Changing } else { Fault::Done }
@@ -434,9 +462,9 @@ impl Core {
             let mut at = 0;
             while at < part.pages && self.room.has(MOST_PAGES) {
                 let (first, mut stored) = (part.first + at as u64, [false; MOST_PAGES]);
-                let count = self.claim(first, &mut stored[..part.pages - at], |_| true);
+                let count = self.claim(first..part.numbers().end, &mut stored, |_| true);
                 if count > 0 {
-                    self.bring(first, &stored[..count], false, true);
+                    self.bring(first, &stored[..count], 0, false, true);
                 }
                 at += count + 1;
             }

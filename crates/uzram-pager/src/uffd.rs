@@ -170,8 +170,9 @@ impl Uffd {
         ioctl::<CODE, T>(&self.fd, argument)
     }
 
-    /// Copies pages to an address, and returns how many. Pages that are there already stay as they are.
-    pub(crate) fn copy(&self, to: usize, pages: &[Page]) -> usize {
+    /// Copies pages to an address, and returns how many, from the first. One that is there already stays as
+    /// it is, and counts if it is the `touched`th: others may be about to be emptied.
+    pub(crate) fn copy(&self, to: usize, pages: &[Page], touched: usize) -> usize {
         let (mut done, mut retries, mut most) = (0, 0, pages.len());
         let mut missing = None;
         while done < pages.len() {
@@ -186,8 +187,7 @@ impl Uffd {
                     std::thread::yield_now();
                 }
                 Err(Errno::AGAIN) => return done,
-                // It may be about to be emptied: only the first one was touched.
-                Err(Errno::EXIST) if done > 0 => return done,
+                Err(Errno::EXIST) if done != touched => return done,
                 Err(Errno::EXIST) => {
                     self.wake_at(copy.dst as usize, 1);
                     done += 1;
@@ -203,6 +203,11 @@ impl Uffd {
             }
         }
         done
+    }
+
+    /// Has a page be there that reads as zeros, if none is. Returns how many, as [`Uffd::copy`].
+    pub(crate) fn zero(&self, address: usize) -> usize {
+        self.copy(address, &[[0; PAGE_SIZE]], 0)
     }
 
     /// Moves pages to where none is. Returns how many, from the first, and whether the next one is busy, or a
@@ -349,7 +354,7 @@ impl Uffd {
             return true;
         }
         // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
-        self.copy(page.address, std::slice::from_ref(shelf.page(nth))) > 0
+        self.copy(page.address, std::slice::from_ref(shelf.page(nth)), 0) > 0
     }
 
     /// Has touches of a trapped page fail: its contents are lost. Returns false if the memory map is

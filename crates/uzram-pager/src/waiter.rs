@@ -3,9 +3,8 @@
 //! One thread does it, and waits for nothing else: touches for which there is no room wait in a list. It
 //! follows the thread that touches: a message tells which that is, and `/proc` on which CPU it ran last.
 
-use std::array;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,8 +17,6 @@ use crate::room::{MOST_WAIT, WAIT};
 use crate::system::{stat_field, text_of};
 use crate::uffd::{Message, Touch, Uffd};
 
-/// The most descriptors that it waits for.
-const MOST_FDS: usize = 8;
 /// How long a thread is taken to stay on its CPU, at least and at most: twice as long each time that it has.
 /// The kernel may move it to an idle one each time that it is woken. To look takes a tenth of a fault's time.
 const LOOKUP: Duration = Duration::from_micros(40);
@@ -57,7 +54,7 @@ impl Waiter {
     pub(crate) fn serve(&mut self) {
         let uffd = Arc::clone(&self.uffd);
         while !self.core.ends.load(Ordering::Relaxed) {
-            self.wait(&[], None);
+            self.wait(None, None);
             let read = uffd.read(|message| {
                 // Nothing else is told of.
                 if let Message::Touch(touch) = message {
@@ -70,23 +67,20 @@ impl Waiter {
         }
     }
 
-    /// Waits for a message, for room, or for others that can be read; at most so long. Returns whether one of
-    /// these can be.
-    pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], most: Option<Duration>) -> bool {
+    /// Waits for a message, for room, or for another that can be read; at most so long. Returns whether that
+    /// can be.
+    pub(crate) fn wait(&self, other: Option<&OwnedFd>, most: Option<Duration>) -> bool {
         let waiting = (!self.waiting.is_empty()).then_some(WAIT);
         let most = [waiting, most].into_iter().flatten().min();
         let most = most.and_then(|most| most.try_into().ok());
         let bell = &self.core.room.reader;
-        let fds = [self.uffd.as_fd(), bell.as_fd()].into_iter().chain(others.iter().copied());
-        let mut all: [_; MOST_FDS] = array::from_fn(|_| PollFd::new(bell, PollFlags::empty()));
-        // Each costs a fault some time.
-        let all = &mut all[..2 + others.len()];
-        all.iter_mut().zip(fds).for_each(|(one, fd)| *one = PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let _ = poll(all, most.as_ref());
+        let poll_for = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut all = [self.uffd.as_fd(), bell.as_fd(), other.unwrap_or(bell).as_fd()].map(poll_for);
+        let _ = poll(&mut all, most.as_ref());
         if all[1].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(bell, &mut [0; 8]);
         }
-        all[2..].iter().any(|other| !other.revents().is_empty())
+        other.is_some() && !all[2].revents().is_empty()
     }
 
     fn note_waiting(&self) {

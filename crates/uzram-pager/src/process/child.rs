@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uzram::Result;
-use uzram::units::{PAGE_SIZE, Page};
+use uzram::units::Page;
 
 use uzram_run::control::{Call, Control, state};
 use uzram_run::sys;
@@ -173,7 +173,7 @@ impl Process {
                     has_forked = true;
                 } else {
                     // Interrupted by a signal, or by mlockall(2).
-                    self.calls.copy(touch.address, &[[0; PAGE_SIZE]]);
+                    self.calls.zero(touch.address);
                 }
             }
         });
@@ -308,6 +308,9 @@ impl Process {
             renew(uffd.as_fd(), uffd.another()?)?;
             renew(uffd.page_table.as_fd(), open("/proc/self/pagemap")?.into())?;
         }
+        // The parent's goes on to tell of the parent's.
+        let others = ends::any_of([self.calls.as_fd(), self.program.as_fd(), self.left.as_fd()])?;
+        renew(self.others.as_fd(), others)?;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex::{ClockId, Wait, WaitFlags, WaitPtr, WaitvFlags, waitv};
 use uzram::Result;
@@ -32,6 +32,16 @@ pub(super) fn wait<const N: usize>(fds: [BorrowedFd<'_>; N], most: Option<Durati
     let most = most.and_then(|most| Timespec::try_from(most).ok());
     let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     poll(&mut fds, most.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+/// Returns a descriptor that can be read when one of some can be. Errors: `Io`.
+pub(super) fn any_of<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<OwnedFd> {
+    let failed = |error| super::system("epoll", error);
+    let any = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+    for fd in fds {
+        epoll::add(&any, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(failed)?;
+    }
+    Ok(any)
 }
 
 /// Returns whether a process has ended, by its pidfd; waits for that at most so long.

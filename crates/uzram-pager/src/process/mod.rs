@@ -95,6 +95,9 @@ struct Process {
     image: Option<File>,
     uffd: Arc<Uffd>,
     calls: Uffd,
+    /// An epoll(7) of what seldom has something to tell: calls, the program, and `left`. To poll each takes a
+    /// fault some time.
+    others: OwnedFd,
     /// Where others find the figures as text; what was written last, and when.
     figures_file: Option<File>,
     published: Option<(Figures, Instant)>,
@@ -262,9 +265,10 @@ impl Process {
         let calls = Uffd::new(Tells::Touches)?;
         register_calls(control, &calls)?;
         let [stat, status, statm, maps, smaps] = paths(id).map(|path| open(&path));
-        let status = status?;
+        let (status, program, left) = (status?, ends::pidfd(id)?, Arc::new(new_eventfd()?));
         let mut process = Process {
-            program: ends::pidfd(id)?,
+            others: ends::any_of([calls.as_fd(), program.as_fd(), left.as_fd()])?,
+            program,
             own: ends::pidfd(std::process::id().cast_signed())?,
             stat: Arc::new(stat?),
             rights: rights(&status).unwrap_or_default(),
@@ -279,7 +283,7 @@ impl Process {
             published: None,
             active: None,
             watch: None,
-            left: Arc::new(new_eventfd()?),
+            left,
             has_strays: false,
             messages: Vec::with_capacity(MOST_MESSAGES),
             touches: Vec::new(),
@@ -329,10 +333,9 @@ impl Process {
     /// Waits for something, and does what it asks for.
     fn turn(&mut self) {
         let most = Some(self.look_at.saturating_duration_since(Instant::now()));
-        let others = [self.calls.as_fd(), self.program.as_fd(), self.left.as_fd()];
         let is_other = match &self.active {
-            Some(active) => active.waiter.wait(&others, most),
-            None => ends::wait(others, most),
+            Some(active) => active.waiter.wait(Some(&self.others), most),
+            None => ends::wait([self.others.as_fd()], most),
         };
         // Most often a page was touched: each system call that is not made shortens that.
         if is_other {
@@ -403,7 +406,7 @@ impl Process {
         if !self.is_asked() {
             // Touched by something else, as mlockall(2); or for the second time, as after a signal.
             self.has_strays = true;
-            self.calls.copy(self.control.call(call), &[[0; PAGE_SIZE]]);
+            self.calls.zero(self.control.call(call));
             return;
         }
         match call {
@@ -434,7 +437,7 @@ impl Process {
     fn answer(&mut self, call: Call) {
         discard_calls(self.control);
         self.control.answered.store(self.control.asked.load(Ordering::SeqCst), Ordering::SeqCst);
-        self.calls.copy(self.control.call(call), &[[0; PAGE_SIZE]]);
+        self.calls.zero(self.control.call(call));
     }
 
     /// Reads what userfaultfd tells, and does it. Returns whether pages were touched.
@@ -508,13 +511,13 @@ impl Process {
         if own.contains(&page) {
             // A shelf, by mlockall(2).
             core.touched_shelf(page);
-            self.uffd.copy(page, &[[0; PAGE_SIZE]]);
+            self.uffd.zero(page);
             self.has_strays = true;
             return;
         }
         // It is registered, and not known: memory has grown. If it cannot be managed, nothing of it is away.
         self.manage(page);
-        if core.has(page) || self.uffd.copy(page, &[[0; PAGE_SIZE]]) == 0 {
+        if core.has(page) || self.uffd.zero(page) == 0 {
             self.uffd.wake_at(page, 1);
         }
     }
