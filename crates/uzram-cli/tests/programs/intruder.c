@@ -37,21 +37,24 @@ static char *put(char *at, const char *bytes, size_t count, uint64_t number) {
     return at + count + 8;
 }
 
-/* Whatever runs there comes to the end of it, through instructions that do nothing. */
+/*
+ * Whatever runs there comes to a copy of the calls through few instructions that do nothing: a virtual machine may take milliseconds
+ * for each in code that was changed.
+ */
 static void write_over(char *text, size_t bytes, int pid, const char *file, int is_call) {
     check(mprotect(text, bytes, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
     memset(text, is_call ? 0x90 : 0xcc, bytes);
-    char *at = text + bytes - 256;
-    if (is_call) {
-        at = put(at, "\x48\xbf", 2, (uintptr_t)file);          /* rdi */
-        at = put(at, "\x48\xbe", 2, O_CREAT | O_WRONLY);       /* rsi */
-        at = put(at, "\x48\xba", 2, 0666);                     /* rdx */
-        at = put(at, "\x48\xb8", 2, SYS_open);                 /* rax */
-        memcpy(at, "\x0f\x05", 2);
-        at = put(at + 2, "\x48\xbf", 2, (uint64_t)pid);
-        at = put(at, "\x48\xbe", 2, SIGKILL);
-        at = put(at, "\x48\xb8", 2, SYS_kill);
-        memcpy(at, "\x0f\x05\xcc", 3);
+    for (char *at = text + 512; is_call && at <= text + bytes; at += 512) {
+        char *code = at - 80;
+        code = put(code, "\x48\xbf", 2, (uintptr_t)file);          /* rdi */
+        code = put(code, "\x48\xbe", 2, O_CREAT | O_WRONLY);       /* rsi */
+        code = put(code, "\x48\xba", 2, 0666);                     /* rdx */
+        code = put(code, "\x48\xb8", 2, SYS_open);                 /* rax */
+        memcpy(code, "\x0f\x05", 2);
+        code = put(code + 2, "\x48\xbf", 2, (uint64_t)pid);
+        code = put(code, "\x48\xbe", 2, SIGKILL);
+        code = put(code, "\x48\xb8", 2, SYS_kill);
+        memcpy(code, "\x0f\x05\xcc", 3);
     }
 }
 
