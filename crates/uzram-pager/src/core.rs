@@ -214,8 +214,7 @@ impl Core {
                         self.note_wait();
                         self.room.wait_for_page();
                     }
-                    let part = if by == By::ReaderAnyway { part.from(0, 1) } else { part };
-                    let loaded = self.load(part, stored, writes, waits);
+                    let loaded = self.load(part, stored, writes, by);
                     self.room.most_used_pages();
                     let share = self.shares.local();
                     share.faults.add(1);
@@ -277,9 +276,10 @@ impl Core {
     }
 
     /// Loads the first page of a part, which the caller owns, and the neighbours that are to come along.
-    fn load(&self, part: Part, stored: bool, writes: bool, waits: bool) -> Fault {
+    fn load(&self, part: Part, stored: bool, writes: bool, by: By) -> Fault {
         let page = part.first;
         let come = match self.state(page).get().access() {
+            _ if by == By::ReaderAnyway => page..page + 1,
             Access::Normal if !stored && self.room.is_half_free() => {
                 self.windows.next(page, NEW_AT_ONCE - page % NEW_AT_ONCE)
             }
@@ -287,32 +287,28 @@ impl Core {
             Access::Random => page..page + 1,
             Access::Sequential => page..page + MOST_PAGES as u64,
         };
-        let has_room = |more: usize| self.room.has(1 + more);
-        let (mut below, mut pages) = ([false; MOST_PAGES], [stored; MOST_PAGES]);
         // Those below may be another part's, with other pages in between.
         let is_one =
-            |map: &Map| map.of(come.start, MOST_PAGES).is_some_and(|all| all.numbers().contains(&page));
-        let nth = match part.pages > 1 && come.start < page && is_one(&self.map()) {
-            true => self.claim((come.start..page).rev(), &mut below, has_room),
-            false => 0,
-        };
-        pages[..nth].copy_from_slice(&below[..nth]);
-        pages[..nth].reverse();
+            || self.map().of(come.start, MOST_PAGES).is_some_and(|all| all.numbers().contains(&page));
+        let start = if come.start < page && is_one() { come.start } else { page };
         let end = come.end.min(part.numbers().end);
-        let more = self.claim(page + 1..end, &mut pages[nth + 1..], has_room);
-        self.bring(page - nth as u64, &pages[..=nth + more], nth, writes, waits)
+        let (mut pages, at) = ([stored; MOST_PAGES], (page - start) as usize);
+        let (below, above) = pages.split_at_mut(at);
+        let has_room = |more: usize| self.room.has(1 + more);
+        let below = self.claim((start..page).rev().zip(below.iter_mut().rev()), has_room);
+        let above = self.claim((page + 1..end).zip(&mut above[1..]), has_room);
+        self.bring(page - below as u64, &pages[at - below..=at + above], below, writes, by == By::Toucher)
     }
 
     /// Claims pages to load them, as long as none is in memory, or another thread's, and `may` allows
     /// another. Notes whether the store has contents of each. Returns how many.
-    fn claim(
+    fn claim<'a>(
         &self,
-        pages: impl Iterator<Item = u64>,
-        stored: &mut [bool],
+        pages: impl Iterator<Item = (u64, &'a mut bool)>,
         may: impl Fn(usize) -> bool,
     ) -> usize {
         let mut count = 0;
-        for (page, stored) in pages.zip(stored) {
+        for (page, stored) in pages {
             let state = self.state(page);
             // What is pinned comes alone, or may not be touched at all.
             match (may(count) && !state.get().is_pinned()).then(|| state.start_load()).flatten() {
@@ -377,10 +373,12 @@ impl Core {
                 self.end(page, if *stored { Place::Out } else { Place::New }, false);
             }
         }
-        match good.is_empty() && self.state(first + touched as u64).get().place() == Place::Bad {
-            true => Fault::Lost,
-            false if placed.contains(&touched) => Fault::Done,
-            false => Fault::Changing,
+        if placed.contains(&touched) {
+            Fault::Done
+        } else if good.is_empty() && self.state(first + touched as u64).get().place() == Place::Bad {
+            Fault::Lost
+        } else {
+            Fault::Changing
         }
     }
 
@@ -462,7 +460,7 @@ impl Core {
             let mut at = 0;
             while at < part.pages && self.room.has(MOST_PAGES) {
                 let (first, mut stored) = (part.first + at as u64, [false; MOST_PAGES]);
-                let count = self.claim(first..part.numbers().end, &mut stored, |_| true);
+                let count = self.claim((first..part.numbers().end).zip(&mut stored), |_| true);
                 if count > 0 {
                     self.bring(first, &stored[..count], 0, false, true);
                 }

@@ -45,15 +45,17 @@ fn memory_keeps_what_is_written_and_pinned_pages_stay() {
             region.pageout(..).unwrap();
             assert_eq!(pager.stats().resident_pages, pages as u64, "{trap:?} {:?}", pager.stats());
         };
-        expect_left(0);
-        expect_pages(&region, 0, 1);
+        for _ in 0..2 {
+            expect_left(0);
+            expect_pages(&region, 0, 1);
+        }
         expect_left(0);
         // Downwards neighbours come along, too.
         region.chunks(PAGE_SIZE).enumerate().rev().for_each(|(number, page)| expect_pages(page, number, 1));
         // The last touch may return before the pager has counted.
         expect_left(0);
         let stats = pager.stats();
-        assert!(stats.pages_in >= 2 * 768 && stats.faults < stats.pages_in / 8, "{stats:?}");
+        assert!(stats.pages_in >= 3 * 768 && stats.faults < stats.pages_in / 8, "{stats:?}");
 
         let (pin, again) = (region.pin(10..MIB).unwrap(), region.pin(0..20).unwrap());
         expect_left(MIB / PAGE_SIZE);

@@ -76,7 +76,7 @@ impl Waiter {
         let bell = &self.core.room.reader;
         let poll_for = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut all = [self.uffd.as_fd(), bell.as_fd(), other.unwrap_or(bell).as_fd()].map(poll_for);
-        let _ = poll(&mut all, most.as_ref());
+        let _ = poll(&mut all[..2 + usize::from(other.is_some())], most.as_ref());
         if all[1].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(bell, &mut [0; 8]);
         }
