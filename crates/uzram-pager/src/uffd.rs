@@ -35,6 +35,7 @@ use rustix::ioctl::{Opcode, Updater, opcode};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, UserfaultfdFlags, madvise, mprotect, userfaultfd,
 };
+use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
@@ -324,7 +325,7 @@ impl Uffd {
     pub(crate) fn take(&self, shelf: &Staging, nth: usize, part: Part) -> (usize, bool) {
         // Nothing is on it yet.
         if nth == 0 && shelf.was_touched.swap(false, Ordering::Acquire) {
-            shelf.release(self);
+            shelf.release();
         }
         let (pages, is_shared) = self.move_pages(part.address, shelf.address(nth, part.pages), part.pages);
         (pages, is_shared && self.tells == Tells::Changes)
@@ -376,6 +377,7 @@ impl Uffd {
 /// A shelf: memory for `MOST_PAGES` pages, registered, which pages are moved to. A page without access lies
 /// on each side, so that the kernel does not join it with other memory.
 pub(crate) struct Staging {
+    uffd: Arc<Uffd>,
     part: Part,
     /// Something else has touched pages that were not there.
     was_touched: AtomicBool,
@@ -383,10 +385,10 @@ pub(crate) struct Staging {
 
 impl Staging {
     /// Errors: `NoMemory`.
-    pub(crate) fn new(uffd: &Uffd) -> Result<Staging> {
+    pub(crate) fn new(uffd: &Arc<Uffd>) -> Result<Staging> {
         let address = reserve((MOST_PAGES + 2) << PAGE_SHIFT)? + PAGE_SIZE;
         let part = Part { address, first: 0, pages: MOST_PAGES };
-        let staging = Staging { part, was_touched: AtomicBool::new(false) };
+        let staging = Staging { uffd: Arc::clone(uffd), part, was_touched: AtomicBool::new(false) };
         uffd.map(part)?;
         Ok(staging)
     }
@@ -413,21 +415,25 @@ impl Staging {
         unsafe { &*std::ptr::with_exposed_provenance(self.address(nth, 1)) }
     }
 
-    /// Gives the memory of all pages back: none may be here when others are moved here. If the descriptor
-    /// tells of such changes, that would wait until the message is read, so it is not registered meanwhile.
-    pub(crate) fn release(&self, uffd: &Uffd) {
-        let (start, bytes) = (with_exposed_provenance_mut(self.part.address), self.part.bytes());
-        let tells = uffd.tells == Tells::Changes;
-        while tells && ioctl::<UNREGISTER, _>(&uffd.fd, &mut raw(&self.range())).is_err() {
+    /// Has nothing be told of changes here: that would wait until the message is read.
+    fn unregister(&self) {
+        let is_told = self.uffd.tells == Tells::Changes;
+        while is_told && ioctl::<UNREGISTER, _>(&self.uffd.fd, &mut raw(&self.range())).is_err() {
             std::thread::sleep(RETRY);
         }
+    }
+
+    /// Gives the memory of all pages back: none may be here when others are moved here.
+    pub(crate) fn release(&self) {
+        let (start, bytes) = (with_exposed_provenance_mut(self.part.address), self.part.bytes());
+        self.unregister();
         // SAFETY: the pages were moved here and are not needed any more.
         while unsafe { madvise(start, bytes, Advice::LinuxDontNeed) }.is_err() {
             // SAFETY: as above. The program may have locked all memory (mlockall(2)).
             let _ = unsafe { libc::munlock(start.cast_const(), bytes) };
             std::thread::sleep(RETRY);
         }
-        while tells && uffd.register(&self.range()).is_err() {
+        while self.uffd.tells == Tells::Changes && self.uffd.register(&self.range()).is_err() {
             std::thread::sleep(RETRY);
         }
     }
@@ -435,6 +441,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        self.unregister();
         unmap(Part { address: self.part.address - PAGE_SIZE, first: 0, pages: MOST_PAGES + 2 });
     }
 }

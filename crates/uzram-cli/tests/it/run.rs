@@ -166,6 +166,36 @@ fn on_a_host_without_memory_a_program_with_a_limit_lives() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// Memory is managed when a program nears its limit. The threads for that may not be had then, or not all.
+#[test]
+fn where_threads_cannot_be_started_a_program_runs_without_a_limit() {
+    let (Some(_run), Some(cgroup)) = (Run::if_able(), Cgroup::of_threads("run")) else { return };
+    let python = "/usr/bin/python3";
+    if missing(python) {
+        return;
+    }
+    let grows = "import os, sys
+path = os.environ['CGROUP'] + '/pids.'
+threads = int(open(path + 'current').read()) + int(sys.argv[1])
+print(threads, file=open(path + 'max', 'w'))
+x = bytearray(60 << 20)
+for at in range(0, len(x), 4096): x[at] = at >> 12 & 255
+print(all(x[at] == at >> 12 & 255 for at in range(0, len(x), 4096)))";
+    let mut refused = 0;
+    for (more, options) in (0..6).flat_map(|more| [(more, ""), (more, "--hard")]) {
+        cgroup.set("pids.max", "max");
+        let run = format!("run --limit 24M {options} -- {python} -c");
+        let ended = finish(cgroup.command(UZRAM).args(run.words()).args([grows, &more.to_string()]));
+        let is_refused = ended.stderr.contains("Resource temporarily unavailable");
+        let ends = is_refused && options == "--hard";
+        assert!(if ends { !ended.status.success() } else { ended.stdout == "True\n" }, "{more}: {ended}");
+        assert!(is_refused != ended.stderr.contains("in memory, with"), "{more}: {ended}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{more}: {ended}");
+        refused += usize::from(is_refused);
+    }
+    assert!((2..12).contains(&refused), "{refused}");
+}
+
 #[test]
 fn its_status_and_end_are_the_program_s() {
     let Some(run) = Run::if_able() else { return };

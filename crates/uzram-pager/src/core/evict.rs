@@ -232,7 +232,7 @@ impl Core {
         for taken in taken.iter().filter(|taken| !taken.stored) {
             self.give_back(shelf, taken.nth, taken.page, true);
         }
-        shelf.release(&self.uffd);
+        shelf.release();
         let share = self.shares.local();
         let (mut dead, mut dead_count, mut left) = ([0; MOST_PAGES], 0, 0);
         for Taken { page, copied, stored, .. } in taken {

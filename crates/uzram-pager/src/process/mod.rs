@@ -673,8 +673,9 @@ impl Process {
                 // Its end is the program's.
                 self.leave();
             }
-            // It is not tried again.
+            // It is not tried again, and all is said.
             self.near_pages = u64::MAX >> PAGE_SHIFT;
+            self.has_told = !self.asked.json;
         }
         let Some(core) = self.core() else { return };
         self.start_threads();

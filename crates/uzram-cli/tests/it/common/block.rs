@@ -237,17 +237,25 @@ pub struct Cgroup {
 impl Cgroup {
     /// Creates a cgroup with this limit; prints a note and returns `None` if there is no such controller.
     pub fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
-        let root = Path::new("/sys/fs/cgroup/memory");
+        Cgroup::of("memory", name).inspect(|cgroup| cgroup.set_limit(limit_bytes))
+    }
+
+    /// Creates a cgroup of the controller of threads; as above.
+    pub fn of_threads(name: &str) -> Option<Cgroup> {
+        Cgroup::of("pids", name)
+    }
+
+    fn of(controller: &str, name: &str) -> Option<Cgroup> {
+        let root = Path::new("/sys/fs/cgroup").join(controller);
         if not_root() {
             return None;
         }
-        if !root.join("memory.limit_in_bytes").exists() {
-            println!("skipped: no memory controller of cgroups, version 1");
+        if !root.exists() {
+            println!("skipped: no controller {controller} of cgroups, version 1");
             return None;
         }
         let cgroup = Cgroup { dir: root.join(format!("uzram-{name}-{}", std::process::id())) };
         fs::create_dir(&cgroup.dir).unwrap();
-        cgroup.set_limit(limit_bytes);
         Some(cgroup)
     }
 
@@ -280,8 +288,10 @@ impl Cgroup {
         line.parse().unwrap()
     }
 
+    /// A command that begins in here; it is told the folder in the environment, as `CGROUP`.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("sh");
+        command.env("CGROUP", &self.dir);
         command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
         command.arg(&self.dir).arg(program.as_ref()).stdin(Stdio::null());
         command
