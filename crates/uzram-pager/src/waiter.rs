@@ -54,7 +54,7 @@ impl Waiter {
     pub(crate) fn serve(&mut self) {
         let uffd = Arc::clone(&self.uffd);
         while !self.core.ends.load(Ordering::Relaxed) {
-            self.wait(None, None);
+            self.wait(None);
             let read = uffd.read(|message| {
                 // Nothing else is told of.
                 if let Message::Touch(touch) = message {
@@ -67,12 +67,10 @@ impl Waiter {
         }
     }
 
-    /// Waits for a message, for room, or for another that can be read; at most so long. Returns whether that
-    /// can be.
-    pub(crate) fn wait(&self, other: Option<&OwnedFd>, most: Option<Duration>) -> bool {
-        let waiting = (!self.waiting.is_empty()).then_some(WAIT);
-        let most = [waiting, most].into_iter().flatten().min();
-        let most = most.and_then(|most| most.try_into().ok());
+    /// Waits for a message, for room, or for another that can be read; not for ever if touches wait. Returns
+    /// whether that can be.
+    pub(crate) fn wait(&self, other: Option<&OwnedFd>) -> bool {
+        let most = (!self.waiting.is_empty()).then_some(WAIT).and_then(|most| most.try_into().ok());
         let bell = &self.core.room.reader;
         let poll_for = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut all = [self.uffd.as_fd(), bell.as_fd(), other.unwrap_or(bell).as_fd()].map(poll_for);

@@ -23,8 +23,8 @@ use uzram_run::control::{Call, Control, state};
 use uzram_run::sys;
 
 use super::{
-    Active, ERRORS, PROCESS, Process, WATCH_ENDS, answer, confine, discard_calls, ends, locked_image, open,
-    paths, register_calls, say, separate, stay, system,
+    Active, ERRORS, GROWING_LOOK, PROCESS, Process, WATCH_ENDS, answer, confine, discard_calls, ends,
+    locked_image, open, paths, register_calls, say, separate, stay, system,
 };
 use crate::core::{By, Fault};
 use crate::pager::Threads;
@@ -297,6 +297,8 @@ impl Process {
             renew(pidfd.as_fd(), ends::pidfd(process)?)?;
         }
         renew(self.left.as_fd(), new_eventfd()?)?;
+        renew(self.look_timer.as_fd(), ends::new_timer()?)?;
+        ends::set_timer(&self.look_timer, GROWING_LOOK);
         if let Some(source) = self.asked.pager.goal.as_ref().and_then(|goal| goal.source.as_ref()) {
             let file = File::open(&source.path).map_err(|error| system("memory.pressure", error))?;
             renew(source.file.as_fd(), file.into())?;
@@ -309,8 +311,8 @@ impl Process {
             renew(uffd.page_table.as_fd(), open("/proc/self/pagemap")?.into())?;
         }
         // The parent's goes on to tell of the parent's.
-        let others = ends::any_of([self.calls.as_fd(), self.program.as_fd(), self.left.as_fd()])?;
-        renew(self.others.as_fd(), others)?;
+        let all = [self.calls.as_fd(), self.program.as_fd(), self.left.as_fd(), self.look_timer.as_fd()];
+        renew(self.others.as_fd(), ends::any_of(all)?)?;
         Ok(())
     }
 

@@ -27,7 +27,7 @@ macro_rules! numbers {
 const CALLS: &[i64] = numbers! {
     // I/O on open descriptors: userfaultfd, the spill file, pipes, files of /proc.
     SYS_read SYS_write SYS_pread64 SYS_pwrite64 SYS_lseek SYS_fallocate SYS_ftruncate SYS_fstat SYS_close SYS_dup SYS_dup3
-    SYS_pipe2 SYS_eventfd2
+    SYS_pipe2 SYS_eventfd2 SYS_timerfd_settime
     // Waiting.
     SYS_poll SYS_ppoll SYS_futex SYS_futex_waitv SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_sched_yield
     SYS_restart_syscall

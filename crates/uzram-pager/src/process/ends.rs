@@ -14,6 +14,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex::{ClockId, Wait, WaitFlags, WaitPtr, WaitvFlags, waitv};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use uzram::Result;
 use uzram::units::pages_to_bytes;
 
@@ -42,6 +45,20 @@ pub(super) fn any_of<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<OwnedFd
         epoll::add(&any, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(failed)?;
     }
     Ok(any)
+}
+
+/// Errors: `Io`.
+pub(super) fn new_timer() -> Result<OwnedFd> {
+    timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
+        .map_err(|error| super::system("timerfd", error))
+}
+
+/// Has a timer be read so much later, and not before.
+pub(super) fn set_timer(timer: &OwnedFd, later: Duration) {
+    let it_value = later.try_into().unwrap_or_default();
+    let value = Itimerspec { it_interval: Timespec::default(), it_value };
+    let set = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
+    debug_assert!(set.is_ok(), "{set:?}");
 }
 
 /// Returns whether a process has ended, by its pidfd; waits for that at most so long.

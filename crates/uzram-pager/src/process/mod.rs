@@ -95,8 +95,8 @@ struct Process {
     image: Option<File>,
     uffd: Arc<Uffd>,
     calls: Uffd,
-    /// An epoll(7) of what seldom has something to tell: calls, the program, and `left`. To poll each takes a
-    /// fault some time.
+    /// An epoll(7) of what seldom has something to tell: calls, the program, `left`, and `look_timer`. To
+    /// poll each takes a fault some time.
     others: OwnedFd,
     /// Where others find the figures as text; what was written last, and when.
     figures_file: Option<File>,
@@ -127,8 +127,9 @@ struct Process {
     unproven: Vec<Part>,
     /// Ranges that cannot be managed, and since when that is known.
     refused: Vec<(Range<usize>, Instant)>,
-    /// When the program's size is looked at next, and what it was, in pages.
-    look_at: Instant,
+    /// When the program's size is looked at next: a timerfd(2), which need not be set at each fault as the
+    /// timeout of a call; and what it was, in pages.
+    look_timer: OwnedFd,
     looked_pages: u64,
     /// The size from which on memory is managed: none, if that has failed.
     near_pages: u64,
@@ -266,8 +267,9 @@ impl Process {
         register_calls(control, &calls)?;
         let [stat, status, statm, maps, smaps] = paths(id).map(|path| open(&path));
         let (status, program, left) = (status?, ends::pidfd(id)?, Arc::new(new_eventfd()?));
+        let look_timer = ends::new_timer()?;
         let mut process = Process {
-            others: ends::any_of([calls.as_fd(), program.as_fd(), left.as_fd()])?,
+            others: ends::any_of([calls.as_fd(), program.as_fd(), left.as_fd(), look_timer.as_fd()])?,
             program,
             own: ends::pidfd(std::process::id().cast_signed())?,
             stat: Arc::new(stat?),
@@ -294,7 +296,7 @@ impl Process {
             searched_pages: 0,
             unproven: Vec::new(),
             refused: Vec::new(),
-            look_at: Instant::now(),
+            look_timer,
             looked_pages: 0,
             near_pages: (limit - (limit / NEAR_SHARE).min(MOST_NEAR_BYTES)) >> PAGE_SHIFT,
             has_told: false,
@@ -308,6 +310,7 @@ impl Process {
         child::prepare(control);
         confine::confine(&process.program)?;
         process.start_watch()?;
+        ends::set_timer(&process.look_timer, GROWING_LOOK);
         Ok(process)
     }
 
@@ -332,10 +335,9 @@ impl Process {
 
     /// Waits for something, and does what it asks for.
     fn turn(&mut self) {
-        let most = Some(self.look_at.saturating_duration_since(Instant::now()));
         let is_other = match &self.active {
-            Some(active) => active.waiter.wait(Some(&self.others), most),
-            None => ends::wait([self.others.as_fd()], most),
+            Some(active) => active.waiter.wait(Some(&self.others)),
+            None => ends::wait([self.others.as_fd()], None),
         };
         // Most often a page was touched: each system call that is not made shortens that.
         if is_other {
@@ -363,9 +365,10 @@ impl Process {
         if has_left && ends::wait_for_exec(&self.stat, &self.status, &self.statm) {
             self.leave();
         }
-        if Instant::now() >= self.look_at {
+        if is_other && ends::wait([self.look_timer.as_fd()], Some(Duration::ZERO)) {
             self.look();
-            self.look_at = Instant::now() + self.look_again_after();
+            let later = self.look_again_after();
+            ends::set_timer(&self.look_timer, later);
         }
     }
 
