@@ -107,6 +107,17 @@ int main(void) {
     errno = 0;
     check(mremap(target + 1, 4 * MIB, 8 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
 
+    /* Of what is found while a part may not be written, all is one mapping later, which mremap takes. */
+    memory = map(16 * MIB, rw);
+    memory[0] = 1;
+    check(mprotect(memory + 2 * MIB, 4 * MIB, PROT_READ) == 0);
+    fill(memory + 6 * MIB, 10 * MIB, 8);
+    press();
+    check(mprotect(memory, 16 * MIB, rw) == 0);
+    memory = mremap(memory, 16 * MIB, 24 * MIB, MREMAP_MAYMOVE);
+    check(memory != MAP_FAILED && memory[0] == 1 && is_zero(memory + MIB, 5 * MIB));
+    check(is_filled(memory + 6 * MIB, 10 * MIB, 8) && is_zero(memory + 16 * MIB, 8 * MIB));
+
     /* Reserved first, used later, as allocators do. */
     char *reserved = map(1024 * MIB, PROT_NONE);
     check(is_refused(reserved, 0));

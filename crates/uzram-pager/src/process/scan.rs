@@ -1,10 +1,10 @@
 //! Which memory of a program can be managed: what its memory map says.
 //!
 //! Private and anonymous memory that the program may read and write, and not execute, from a size on:
-//! mappings next to each other count as one, and all of them or none are taken, as mremap(2) refuses more
-//! than one. Not what grows downwards, is locked, is emptied in a child, or belongs to another userfaultfd;
-//! nor stacks of threads, which the kernel may touch when a thread ends, and cannot wait for then: a small
-//! range without access lies below each.
+//! mappings next to each other count as one, also what it may only read now, and all of them or none are
+//! taken, as mremap(2) refuses more than one. Not what grows downwards, is locked, is emptied in a child, or
+//! belongs to another userfaultfd; nor stacks of threads, which the kernel may touch when a thread ends, and
+//! cannot wait for then: a small range without access lies below each.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -57,8 +57,8 @@ pub(super) fn candidates_of(text: &str, own: &Range<usize>) -> Vec<Range<usize>>
     let maps = Maps::Read(text.lines().filter_map(Mapping::of_line).collect());
     let (mut found, mut end) = (Vec::new(), 0);
     while let Some(next) = maps.from(end) {
-        let start = next.range.start;
-        let run = maps.run_at(own, start);
+        let run = maps.run_at(own, next.range.start);
+        let start = run.first().map_or(next.range.start, |first| first.range.start);
         end = run.last().map_or(next.range.end, |last| last.range.end);
         if run.iter().any(|mapping| mapping.is_heap || end - start >= LEAST_BYTES) {
             found.push(start..end);
@@ -119,17 +119,17 @@ impl Maps<'_> {
 
     /// Returns the mapping at an address outside `own`, if it may be managed.
     pub fn plain_at(&self, own: &Range<usize>, address: usize) -> Option<Mapping> {
-        let mapping = self.private_at(own, address).filter(|mapping| mapping.access == 3)?;
+        let mapping = self.private_at(own, address).filter(|mapping| matches!(mapping.access, 1 | 3))?;
         let is_stack = self.at(mapping.range.start.checked_sub(1)?).is_some_and(|below| {
             below.access == 0 && below.is_anonymous && below.range.len() <= MOST_GUARD_BYTES
         });
         (!is_stack).then_some(mapping)
     }
 
-    /// Returns all mappings that may be managed next to each other, of which one is at an address, in order.
-    /// None if there is none there.
+    /// Returns all mappings that may be managed next to each other, of which one that may be written is at an
+    /// address, in order. None if there is none there.
     pub fn run_at(&self, own: &Range<usize>, address: usize) -> Vec<Mapping> {
-        let mut run: Vec<_> = self.plain_at(own, address).into_iter().collect();
+        let mut run = Vec::from_iter(self.plain_at(own, address).filter(|mapping| mapping.access == 3));
         while let Some(below) =
             run.first().and_then(|first| self.plain_at(own, first.range.start.checked_sub(1)?))
         {
@@ -170,6 +170,7 @@ mod tests {
 7f0000000000-7f0000021000 rw-p 00000000 00:00 0 \n\
 7f0000021000-7f0004000000 ---p 00000000 00:00 0 \n\
 7f0004000000-7f0004100000 rw-p 00000000 00:00 0    [anon: a name]
+7f0004100000-7f0004101000 r--p 00000000 00:00 0 \n\
 7f0005000000-7f0005001000 ---p 00000000 00:00 0 \n\
 7f0005001000-7f0005801000 rw-p 00000000 00:00 0 \n\
 7f0006000000-7f0006010000 rw-p 00000000 00:00 0 \n\
@@ -185,7 +186,7 @@ mod tests {
         let [heap, free, locked] = [
             0x55d0_0100_0000..0x55d0_0100_1000,
             0x7f00_0000_0000..0x7f00_0002_1000,
-            0x7f00_0400_0000..0x7f00_0410_0000,
+            0x7f00_0400_0000..0x7f00_0410_1000,
         ];
         assert_eq!(found, [heap.clone(), free.clone(), locked]);
         assert!(candidates_of("", &(0..0)).is_empty() && candidates_of("x-y rw-p\n1-\n", &(0..0)).is_empty());
