@@ -8,9 +8,9 @@ use crate::common::*;
 /// By how much a program may exceed its limit for a moment: as fast as it grows.
 const BURST_BYTES: u64 = 64 << 20;
 
-/// Checks that the line at the end tells of compressed memory.
-fn expect_compressed(said: &str) {
-    assert!(said.contains("in memory, with ") && said.contains("(ratio "), "{said}");
+/// Returns whether the line at the end tells of compressed memory.
+fn is_compressed(said: &str) -> bool {
+    said.contains("in memory, with ") && said.contains("(ratio ")
 }
 
 #[test]
@@ -33,8 +33,10 @@ fn programs_are_as_without() {
         ("allocates", "-rdynamic -DOWN -fno-builtin", "--limit 24M --spill /var/tmp:1G", plugin),
     ] {
         println!("{name} {made} {options}");
-        let said = Program::compiled(name, made).behaves(options, args);
-        expect_compressed(&said);
+        // On a busy machine a program may end before its pager has come near to a CPU.
+        let program = Program::compiled(name, made);
+        let said = (0..3).map(|_| program.behaves(options, args)).find(|said| is_compressed(said));
+        let said = said.expect("memory is compressed");
         assert!(!said.contains("goes on without"), "{said}");
     }
 }
@@ -75,7 +77,7 @@ fn rights_that_are_given_up_are_as_without() {
     }
     let Some(program) = Program::if_able("rights") else { return };
     let said = program.behaves("--limit 24M", "");
-    expect_compressed(&said);
+    assert!(is_compressed(&said), "{said}");
     assert_eq!(said.contains("goes on without a limit"), !all_have_the_right(), "{said}");
 }
 
@@ -174,14 +176,13 @@ fn where_threads_cannot_be_started_a_program_runs_without_a_limit() {
     if missing(python) {
         return;
     }
-    let grows = "import os, sys
+    let grows = "import os, sys, time
 path = os.environ['CGROUP'] + '/pids.'
-threads = int(open(path + 'current').read()) + int(sys.argv[1])
-print(threads, file=open(path + 'max', 'w'))
+print(int(open(path + 'current').read()) + int(sys.argv[1]), file=open(path + 'max', 'w'))
 x = bytearray(60 << 20)
 for at in range(0, len(x), 4096): x[at] = at >> 12 & 255
+time.sleep(0.5)
 print(all(x[at] == at >> 12 & 255 for at in range(0, len(x), 4096)))";
-    let mut refused = 0;
     for (more, options) in (0..6).flat_map(|more| [(more, ""), (more, "--hard")]) {
         cgroup.set("pids.max", "max");
         let run = format!("run --limit 24M {options} -- {python} -c");
@@ -191,9 +192,9 @@ print(all(x[at] == at >> 12 & 255 for at in range(0, len(x), 4096)))";
         assert!(if ends { !ended.status.success() } else { ended.stdout == "True\n" }, "{more}: {ended}");
         assert!(is_refused != ended.stderr.contains("in memory, with"), "{more}: {ended}");
         assert_eq!(ended.stderr.lines().count(), 1, "{more}: {ended}");
-        refused += usize::from(is_refused);
+        // None of the threads, or all.
+        assert!(if more == 0 { is_refused } else { more < 5 || !is_refused }, "{more}: {ended}");
     }
-    assert!((2..12).contains(&refused), "{refused}");
 }
 
 #[test]

@@ -246,15 +246,11 @@ impl Cgroup {
     }
 
     fn of(controller: &str, name: &str) -> Option<Cgroup> {
-        let root = Path::new("/sys/fs/cgroup").join(controller);
-        if not_root() {
+        let root = format!("/sys/fs/cgroup/{controller}");
+        if not_root() || lacks(&root) {
             return None;
         }
-        if !root.exists() {
-            println!("skipped: no controller {controller} of cgroups, version 1");
-            return None;
-        }
-        let cgroup = Cgroup { dir: root.join(format!("uzram-{name}-{}", std::process::id())) };
+        let cgroup = Cgroup { dir: format!("{root}/uzram-{name}-{}", std::process::id()).into() };
         fs::create_dir(&cgroup.dir).unwrap();
         Some(cgroup)
     }
