@@ -38,7 +38,7 @@ use crate::spill::Spill;
 use crate::state::{Access, Place, State, Touched};
 use crate::stats::{PagerStats, Share, sum};
 use crate::system::{lock, read, write};
-use crate::uffd::{self, Staging, Uffd};
+use crate::uffd::{self, Staging, Tells, Uffd};
 use crate::waiting::Waiting;
 use crate::window::Windows;
 
@@ -230,11 +230,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn has(&self, address: usize) -> bool {
-        self.part_at(address).is_some()
-    }
-
-    fn part_at(&self, address: usize) -> Option<Part> {
+    pub(crate) fn part_at(&self, address: usize) -> Option<Part> {
         self.map().at(address & !(PAGE_SIZE - 1), MOST_PAGES)
     }
 
@@ -247,17 +243,18 @@ impl Core {
         write(&self.map)
     }
 
-    /// Has room made for a page, above the high watermark. Returns whether one may come now.
+    /// Has room made for a page. Returns whether one may come now: also if nobody makes room any more.
     fn has_room(&self) -> bool {
-        if self.room.has(1) || self.room.gives_up() {
+        if self.room.has(1) || self.room.gives_up() || self.ends.load(Ordering::Relaxed) {
             return true;
         }
         // While the evictor rests: to trap a page interrupts each CPU on which a thread of this process runs.
-        if let Some(mut waiting) = try_lock(&self.waiting) {
+        if self.uffd.tells != Tells::Changes
+            && let Some(mut waiting) = try_lock(&self.waiting)
+        {
             self.take_cold(&mut waiting, false);
-            drop(waiting);
-            self.room.wake_evictor();
         }
+        self.room.wake_evictor();
         self.room.may_bring()
     }
 
@@ -682,16 +679,9 @@ impl Core {
         Ok(())
     }
 
-    /// Returns whether a page is managed, and comes when it is touched.
-    pub(crate) fn is_to_come(&self, address: usize) -> bool {
+    pub(crate) fn is_away(&self, address: usize) -> bool {
         let part = self.part_at(address);
-        part.is_some_and(|part| {
-            self.is_away(part.first) || self.state(part.first).get().place() == Place::New
-        })
-    }
-
-    pub(crate) fn is_away(&self, page: u64) -> bool {
-        matches!(self.state(page).get().place(), Place::Out | Place::Waiting)
+        part.is_some_and(|part| matches!(self.state(part.first).get().place(), Place::Out | Place::Waiting))
     }
 
     /// Hands all contents outside memory to `each`. No thread evicts. Returns false if some cannot be read.

@@ -81,6 +81,8 @@ pub(crate) struct Map {
     arrived: Vec<Range<usize>>,
     /// Ranges that pages were moved away from: the kernel tells later that they are not mapped any more.
     vacated: Vec<Range<usize>>,
+    /// Something in here may not be what is mapped. No page is taken until that was tried.
+    pub(crate) is_doubtful: bool,
     pages: u64,
 }
 

@@ -31,9 +31,9 @@ use crate::waiter::{Waiter, Whose};
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 /// The smallest limit: buffers, and the working set of a small loop.
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
-/// The most of the limit that compressed memory takes, in parts of 32, without room in a spill file and with
+/// The most of the limit that compressed memory takes, in parts of 64, without room in a spill file and with
 /// it: what is in that file is mostly in the system's page cache, too.
-const MOST_COMPRESSED_PARTS: [u64; 2] = [28, 1];
+const MOST_COMPRESSED_PARTS: [u64; 2] = [56, 1];
 /// And at least, in pages: what is spilled at once, and slabs.
 const LEAST_COMPRESSED_PAGES: u64 = 128;
 /// Whole zspages, so that their memory is free without moving others together.
@@ -182,7 +182,7 @@ impl PagerBuilder {
     /// Builds the core, whose store keeps what leaves memory.
     pub(crate) fn core(&self, uffd: Arc<Uffd>) -> Result<Arc<Core>> {
         let limit_pages = self.limit_bytes >> PAGE_SHIFT;
-        let [without_room, with_room] = MOST_COMPRESSED_PARTS.map(|parts| limit_pages * parts / 32);
+        let [without_room, with_room] = MOST_COMPRESSED_PARTS.map(|parts| limit_pages * parts / 64);
         let most_compressed = [without_room, with_room.max(LEAST_COMPRESSED_PAGES)];
         let spill = self.spill.as_ref().map(|(dir, bytes)| Spill::new(dir, *bytes)).transpose()?;
         let mut store = StoreBuilder::new("pager", bytes_to_pages(self.capacity_bytes))

@@ -125,7 +125,7 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     // SAFETY: as above.
     let kept = unsafe { *errno };
     let bring = |core: &Core| {
-        if !core.has(address) {
+        if core.part_at(address).is_none() {
             return false;
         }
         let Some(stacks) = STACKS.get() else { unreachable!("mapped before the handler was installed") };

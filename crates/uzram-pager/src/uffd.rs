@@ -65,7 +65,7 @@ pub(crate) const MESSAGES: usize = 16;
 pub(crate) struct Uffd {
     fd: OwnedFd,
     pub(crate) page_table: File,
-    tells: Tells,
+    pub(crate) tells: Tells,
     /// The address of a page that cannot be read.
     unreadable: usize,
     /// No thread is woken, but by [`Uffd::wake_always`].

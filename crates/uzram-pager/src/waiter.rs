@@ -85,6 +85,13 @@ impl Waiter {
         self.core.room.touches.store(self.waiting.len() as u32, Ordering::SeqCst);
     }
 
+    /// Returns the touches that wait for room, which do not any more.
+    pub(crate) fn stop_waiting(&mut self) -> Vec<Touch> {
+        let waiting = std::mem::take(&mut self.waiting);
+        self.note_waiting();
+        waiting.into_iter().map(|(touch, _)| touch).collect()
+    }
+
     /// Brings the page of a touch, if there is room for it; otherwise the touch waits.
     pub(crate) fn touched(&mut self, touch: Touch, by: By) -> Fault {
         let fault = self.core.fault(touch.address, touch.writes, by);

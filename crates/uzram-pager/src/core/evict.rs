@@ -15,7 +15,7 @@ use super::{Core, Fault, Next, lock, take_one};
 use crate::MOST_PAGES;
 use crate::map::Part;
 use crate::state::Place;
-use crate::uffd::{RETRY, Staging};
+use crate::uffd::{RETRY, Staging, Tells};
 use crate::waiting::Waiting;
 
 /// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.
@@ -191,7 +191,7 @@ impl Core {
             }
             // Not for longer: who changes it waits, and all touches with him.
             let map = self.map();
-            let Some(part) = map.of(first, MOST_PAGES) else { continue };
+            let Some(part) = map.of(first, MOST_PAGES).filter(|_| !map.is_doubtful) else { continue };
             let (mut copied, mut count) = ([false; MOST_PAGES], 0);
             let start = |page| self.state(page).start(Place::In, Place::Leaving);
             // Neighbours are taken together.
@@ -289,12 +289,12 @@ impl Core {
 
     /// Makes room until memory is below the low watermark. `has_rested`: after [`Next::Later`].
     pub(crate) fn make_room(&self, mut has_rested: bool) -> Next {
-        let mut has_failed = false;
+        let (mut has_failed, is_own) = (false, self.uffd.tells != Tells::Changes);
         while self.room.is_above_low() && !self.ends.load(Ordering::Relaxed) {
             let mut waiting = lock(&self.waiting);
             let goes_on = match waiting.free_shelves() {
                 // Left to threads that fault, unless they come faster than pages leave.
-                1 if !has_rested && !self.room.is_urgent() => return Next::Later,
+                1 if !has_rested && is_own && !self.room.is_urgent() => return Next::Later,
                 // No room is made by that yet: if none could be made, one batch is tried.
                 1.. if (waiting.oldest().is_none() || !self.room.gives_up())
                     && self.take_cold(&mut waiting, true) > 0 =>

@@ -93,13 +93,14 @@ extern "C" fn begin(control: &'static Control) -> ! {
 
 impl Process {
     /// Ends all threads but this one, so that none is in the middle of something. Each may wait for a message
-    /// to be read until then.
+    /// to be read until then, or for room.
     fn end_threads(&mut self) {
         let core = self.core();
         if let Some(core) = &core {
             core.ends.store(true, Ordering::Relaxed);
             core.room.wake_evictor();
         }
+        self.touches.extend(self.active.as_mut().into_iter().flat_map(|active| active.waiter.stop_waiting()));
         // It reads a word of the program's before, which may be a touch that waits for a message.
         WATCH_ENDS.store(1, Ordering::Relaxed);
         sys::futex_wake(&WATCH_ENDS);
@@ -203,7 +204,7 @@ impl Process {
         let Some(core) = self.core() else { return };
         let parts: Vec<_> = core.map().all().collect();
         for page in parts.iter().flat_map(|part| part.chunks(1)) {
-            while core.is_away(page.first)
+            while core.is_away(page.address)
                 && core.fault(page.address, false, By::ReaderAnyway) == Fault::Changing
             {
                 self.read_messages();
@@ -297,8 +298,7 @@ impl Process {
             renew(pidfd.as_fd(), ends::pidfd(process)?)?;
         }
         renew(self.left.as_fd(), new_eventfd()?)?;
-        renew(self.look_timer.as_fd(), ends::new_timer()?)?;
-        ends::set_timer(&self.look_timer, GROWING_LOOK);
+        renew(self.look_timer.as_fd(), ends::new_timer(GROWING_LOOK)?)?;
         if let Some(source) = self.asked.pager.goal.as_ref().and_then(|goal| goal.source.as_ref()) {
             let file = File::open(&source.path).map_err(|error| system("memory.pressure", error))?;
             renew(source.file.as_fd(), file.into())?;

@@ -47,18 +47,18 @@ pub(super) fn any_of<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<OwnedFd
     Ok(any)
 }
 
-/// Errors: `Io`.
-pub(super) fn new_timer() -> Result<OwnedFd> {
-    timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
-        .map_err(|error| super::system("timerfd", error))
+/// Returns a timer that can be read so much later. Errors: `Io`.
+pub(super) fn new_timer(later: Duration) -> Result<OwnedFd> {
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC);
+    timer.inspect(|timer| set_timer(timer, later)).map_err(|error| super::system("timerfd", error))
 }
 
 /// Has a timer be read so much later, and not before.
 pub(super) fn set_timer(timer: &OwnedFd, later: Duration) {
-    let it_value = later.try_into().unwrap_or_default();
-    let value = Itimerspec { it_interval: Timespec::default(), it_value };
-    let set = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
-    debug_assert!(set.is_ok(), "{set:?}");
+    let value =
+        Itimerspec { it_interval: Timespec::default(), it_value: later.try_into().unwrap_or_default() };
+    // It is a timer, and the time is one.
+    let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
 }
 
 /// Returns whether a process has ended, by its pidfd; waits for that at most so long.

@@ -62,6 +62,9 @@ const GROWN_PAGES: u64 = 256;
 const GROWN_SHARE: u64 = 64;
 /// How often what is mapped is asked for until it stays the same.
 const MOST_ATTEMPTS: usize = 8;
+/// How long MADV_DONTNEED may take to empty what it has told of: a page that was taken meanwhile would come
+/// back with what it held. What is there then was left by MADV_FREE, and is managed again.
+const FREED: Duration = Duration::from_secs(1);
 /// How long memory is left alone that cannot be managed.
 const REFUSED: Duration = Duration::from_secs(10);
 /// How often figures are published at most.
@@ -118,7 +121,7 @@ struct Process {
     late: Vec<Touch>,
     /// What the program has given back. By MADV_FREE, pages stay until the system needs them, and may be used
     /// again without a touch that is trapped.
-    freed: Vec<Range<usize>>,
+    freed: Vec<(Range<usize>, Instant)>,
     /// What the spill file's parent and child share from a fork on.
     sharing: Option<Sharing>,
     /// The program's size when its memory map was searched last, in pages that are not managed.
@@ -267,7 +270,7 @@ impl Process {
         register_calls(control, &calls)?;
         let [stat, status, statm, maps, smaps] = paths(id).map(|path| open(&path));
         let (status, program, left) = (status?, ends::pidfd(id)?, Arc::new(new_eventfd()?));
-        let look_timer = ends::new_timer()?;
+        let look_timer = ends::new_timer(GROWING_LOOK)?;
         let mut process = Process {
             others: ends::any_of([calls.as_fd(), program.as_fd(), left.as_fd(), look_timer.as_fd()])?,
             program,
@@ -310,7 +313,6 @@ impl Process {
         child::prepare(control);
         confine::confine(&process.program)?;
         process.start_watch()?;
-        ends::set_timer(&process.look_timer, GROWING_LOOK);
         Ok(process)
     }
 
@@ -354,9 +356,7 @@ impl Process {
             self.touches.append(&mut self.late);
             self.read_messages();
         }
-        if let Some(active) = &mut self.active {
-            active.waiter.again();
-        }
+        self.active.as_mut().into_iter().for_each(|active| active.waiter.again());
         if is_other && ends::has_ended(&self.program, Duration::ZERO) {
             self.tell_end();
             self.leave();
@@ -476,7 +476,7 @@ impl Process {
                 Message::Removed(range) => {
                     let parts = map.within(range);
                     core.removed(&parts, false);
-                    self.freed.extend(parts.iter().map(|part| part.addresses()));
+                    self.freed.extend(parts.iter().map(|part| (part.addresses(), Instant::now())));
                 }
                 Message::Unmapped(range) => {
                     core.removed(&map.unmapped(range.clone()), true);
@@ -491,6 +491,7 @@ impl Process {
                 }
             }
         }
+        map.is_doubtful = !self.unproven.is_empty();
         // A change ends when its thread runs again, often after all was read.
         if !map.is_settled() && !self.uffd.is_changing() {
             core.removed(&map.settled(), true);
@@ -503,7 +504,7 @@ impl Process {
         // What comes back now is not away any more when children get what is: it waits for that. The thread
         // that watches the program's end may wait for a page, and the children for that thread.
         let is_watched = page == self.control.tid_address.load(Ordering::Relaxed) & !(PAGE_SIZE - 1);
-        if !self.children.is_empty() && !is_watched && active.waiter.core.is_to_come(page) {
+        if !self.children.is_empty() && !is_watched && active.waiter.core.is_away(page) {
             return self.late.push(touch);
         }
         let by = if self.children.is_empty() { By::Reader } else { By::ReaderAnyway };
@@ -520,7 +521,7 @@ impl Process {
         }
         // It is registered, and not known: memory has grown. If it cannot be managed, nothing of it is away.
         self.manage(page);
-        if core.has(page) || self.uffd.zero(page) == 0 {
+        if core.part_at(page).is_some() || self.uffd.zero(page) == 0 {
             self.uffd.wake_at(page, 1);
         }
     }
@@ -607,6 +608,7 @@ impl Process {
                 rest = rest.from(piece.pages, rest.pages);
             }
         }
+        core.change_map().is_doubtful = !self.unproven.is_empty();
     }
 
     /// Looks for memory that can be managed. What cannot be is not looked at again for a while.
@@ -682,7 +684,8 @@ impl Process {
         }
         let Some(core) = self.core() else { return };
         self.start_threads();
-        for range in self.freed.drain(..) {
+        let old = self.freed.partition_point(|(_, since)| since.elapsed() > FREED);
+        for (range, _) in self.freed.drain(..old) {
             let parts = core.map().within(range);
             parts.into_iter().for_each(|part| drop(core.note_present(&self.uffd.page_table, part)));
         }
