@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define PAGE 4096ul
 #define MIB (1ul << 20)
@@ -37,10 +38,11 @@ static inline int is_zero(const void *memory, size_t bytes) {
     return 1;
 }
 
-/* Has other memory go out of memory, where there is a limit. */
+/* Has other memory go out of memory, where there is a limit: the pager may wait for a busy CPU. */
 static inline void press(void) {
     char *memory = malloc(48 * MIB);
     fill(memory, 48 * MIB, 99);
+    usleep(100000);
     check(is_filled(memory, 48 * MIB, 99));
     free(memory);
 }
