@@ -139,12 +139,12 @@ impl Uffd {
         ioctl::<REGISTER, _>(&self.fd, &mut register)
     }
 
-    /// Returns whether touches of an address are trapped: `None` while the memory map is changing. What is
-    /// there stays as it is: a page would be copied that cannot be read.
+    /// Returns whether touches of an address are trapped; `None` if that cannot be told now. What is there
+    /// stays as it is: a page would be copied that cannot be read, and none is where a huge page lies.
     pub(crate) fn is_registered(&self, address: usize) -> Option<bool> {
         match self.copy_nothing(address) {
-            Err(Errno::FAULT) => Some(true),
-            Err(Errno::AGAIN) => None,
+            Err(Errno::FAULT | Errno::EXIST) => Some(true),
+            Err(Errno::AGAIN | Errno::NOMEM) => None,
             _ => Some(false),
         }
     }

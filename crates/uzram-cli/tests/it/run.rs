@@ -24,6 +24,7 @@ fn programs_are_as_without() {
         ("forks", "", "--limit 24M", ""),
         ("forks", "", "--limit 48M --no-spill", ""),
         ("small", "", "--limit 24M --stats", ""),
+        ("huge", "", "--limit 24M", ""),
         ("signals", "", "--limit 24M", ""),
         ("loads", "", "--limit 24M", ""),
         ("stacks", "", "--limit 24M", ""),
