@@ -45,8 +45,6 @@ impl Waiter {
             *main = process.cast_unsigned();
         }
         (self.cpu.look_at, self.cpu.cpu) = (None, None);
-        self.waiting.clear();
-        self.note_waiting();
         Ok(())
     }
 
@@ -126,9 +124,6 @@ impl Waiter {
             fault == Fault::NoRoom
         });
         self.note_waiting();
-        if !self.waiting.is_empty() {
-            self.core.room.wake_evictor();
-        }
     }
 }
 

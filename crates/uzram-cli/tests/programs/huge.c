@@ -1,4 +1,4 @@
-/* Memory of huge pages, which its programs ask for: as much is taken from it as from any other. */
+/* Memory in huge pages, which the program asks for: it leaves and comes back as other memory does. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <sys/mman.h>

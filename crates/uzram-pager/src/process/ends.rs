@@ -55,10 +55,10 @@ pub(super) fn new_timer(later: Duration) -> Result<OwnedFd> {
 
 /// Has a timer be read so much later, and not before.
 pub(super) fn set_timer(timer: &OwnedFd, later: Duration) {
-    let value =
-        Itimerspec { it_interval: Timespec::default(), it_value: later.try_into().unwrap_or_default() };
-    // It is a timer, and the time is one.
-    let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
+    let it_value = later.try_into().unwrap_or_default();
+    let value = Itimerspec { it_interval: Timespec::default(), it_value };
+    let set = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
+    debug_assert!(set.is_ok(), "{set:?}");
 }
 
 /// Returns whether a process has ended, by its pidfd; waits for that at most so long.

@@ -356,7 +356,9 @@ impl Process {
             self.touches.append(&mut self.late);
             self.read_messages();
         }
-        self.active.as_mut().into_iter().for_each(|active| active.waiter.again());
+        if let Some(active) = &mut self.active {
+            active.waiter.again();
+        }
         if is_other && ends::has_ended(&self.program, Duration::ZERO) {
             self.tell_end();
             self.leave();
