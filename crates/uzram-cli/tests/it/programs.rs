@@ -8,9 +8,9 @@ use uzram_pager::Figures;
 
 use crate::common::*;
 
-/// A program that has memory, and a child, until this is dropped.
+/// A program that has memory, and a child, which ends with its input when this is dropped.
 struct Holder {
-    child: Child,
+    child: Killed,
     _program: Program,
 }
 
@@ -20,7 +20,7 @@ impl Holder {
         let program = Program::if_able("holds")?;
         let mut command = bare_command(&["run", "--limit", "24M", "--", arg(&program.path)]);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap();
+        let mut child = Killed(command.spawn().unwrap());
         let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
         assert_eq!(lines.take(ready).map(Result::unwrap).collect::<Vec<_>>(), vec!["ready"; ready]);
         Some(Holder { child, _program: program })
@@ -37,14 +37,6 @@ impl Holder {
     fn end(&mut self) {
         drop(self.child.stdin.take());
         assert!(wait(&mut self.child, PATIENCE).success());
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        // It ends with its child when its input does.
-        drop(self.child.stdin.take());
-        let _ = self.child.wait();
     }
 }
 

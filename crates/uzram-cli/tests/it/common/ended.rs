@@ -4,7 +4,8 @@
 use std::borrow::BorrowMut;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,21 +33,26 @@ pub fn collect(child: Child) -> Ended {
     collect_within(child, PATIENCE)
 }
 
+/// Collects what is written until all who hold the pipes have ended: at most [`PATIENCE`] after the program.
 pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
     let (stdout, stderr) = (child.stdout.take().map(reader), child.stderr.take().map(reader));
     let status = wait(&mut child, patience);
-    let text =
-        |reader: Option<JoinHandle<String>>| reader.map_or(String::new(), |reader| reader.join().unwrap());
+    let text = |reader: Option<Receiver<String>>| {
+        let text = reader.map(|reader| reader.recv_timeout(PATIENCE));
+        text.map_or(String::new(), |text| text.expect("its output is closed soon after its end"))
+    };
     Ended { status, stdout: text(stdout), stderr: text(stderr) }
 }
 
 /// Reads a pipe to its end while the program runs, as it may hold less than the program writes.
-fn reader(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+fn reader(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (all, receiver) = sync_channel(1);
     thread::spawn(move || {
         let mut text = String::new();
         pipe.read_to_string(&mut text).unwrap();
-        text
-    })
+        let _ = all.send(text);
+    });
+    receiver
 }
 
 /// Waits for the end of a program, for at most `patience`. One that runs still is asked to end, so that it
