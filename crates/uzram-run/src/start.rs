@@ -42,6 +42,13 @@ pub fn refuse(settings: &Settings, why: Refused) {
 
 fn begin(settings: &Settings, auxiliary: &[[usize; 2]]) -> Result<&'static Control, Refused> {
     const RLIMIT_DATA: usize = 2;
+    const PR_GET_NAME: usize = 16;
+    let mut name = [0u8; 16];
+    // SAFETY: the kernel writes a name, for which there is room.
+    unsafe { sys::raw(nr::PRCTL, [PR_GET_NAME, name.as_mut_ptr() as usize]) };
+    if name.starts_with(b"strace\0") {
+        return Err(Some("strace runs until it has no child, and the pager would be one"));
+    }
     let mut limits = [usize::MAX; 2];
     // SAFETY: the kernel writes both limits.
     unsafe { sys::raw(nr::PRLIMIT64, [0, RLIMIT_DATA, 0, limits.as_mut_ptr() as usize]) };

@@ -38,7 +38,7 @@ pub static SERIES: Series = Series {
     published: "zs-lock",
     cases: &[(CASE, &JOBS)],
     unit: Unit::Page,
-    designs,
+    designs: || Designs::of(&[(BEFORE, ()), (AFTER, ()), (BEYOND[0], ()), (BEYOND[1], ())], 1),
     columns: &[
         ("files_per_s", "files/s", 1.0, 0),
         ("elapsed_s", "elapsed", 1.0, 3),
@@ -57,14 +57,6 @@ pub static SERIES: Series = Series {
     }],
     ..Series::NEW
 };
-
-fn designs() -> Designs {
-    Designs {
-        before: vec![BEFORE.to_owned()],
-        after: AFTER.to_owned(),
-        beyond: BEYOND.map(str::to_owned).to_vec(),
-    }
-}
 
 fn legend() -> Vec<String> {
     vec![
