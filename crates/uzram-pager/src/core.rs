@@ -254,7 +254,7 @@ impl Core {
         {
             self.take_cold(&mut waiting, false);
         }
-        self.room.wake_evictor();
+        self.room.evictor.ring();
         self.room.may_bring()
     }
 
@@ -631,7 +631,7 @@ impl Core {
         }
         if unmapped {
             lock(&self.closed).extend(parts);
-            self.room.wake_evictor();
+            self.room.evictor.ring();
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uzram::backing::{Backing, Blocks};
 use uzram::codec::{Algorithm, Kind};
@@ -18,6 +18,7 @@ use uzram::{Error, ErrorKind, Result};
 use crate::core::{Core, Next};
 use crate::map::Part;
 use crate::pressure::{self, Goal, Governor, Source};
+use crate::room::MOST_WAIT;
 use crate::sigbus::{self, Registered};
 use crate::signals::Blocked;
 use crate::spill::{Spill, SpillThread};
@@ -43,13 +44,12 @@ const SPILL: ReclaimPolicy = ReclaimPolicy {
     order: ReclaimOrder::Zspages,
     ..ReclaimPolicy::DEFAULT
 };
-/// How long the evictor rests when nothing can leave; and at most, as it rests twice as long each time once
-/// memory counts as beyond the limit: what it tries to compress takes time from the program.
+/// How long the evictor rests when nothing can leave, at least and at most: as long as that has been so.
 const REST: Duration = Duration::from_millis(50);
 const MOST_REST: Duration = Duration::from_millis(400);
-/// How often it finds so before memory counts as beyond the limit: a write to the spill file may take as
-/// long.
-const EXCESS_AFTER: u32 = 3;
+/// How long nothing can leave before memory counts as beyond the limit: [`MOST_WAIT`] if the spill file has
+/// room, whose disk may be busy.
+const EXCESS_AFTER: Duration = Duration::from_millis(150);
 /// How long it leaves taking pages from the program to threads that fault.
 const LATER: Duration = Duration::from_millis(5);
 
@@ -259,7 +259,7 @@ impl Threads {
 fn evict(core: &Core, goal: Option<Goal>) {
     let (most, least) = (core.room.limit_pages.get(), LEAST_LIMIT_BYTES >> PAGE_SHIFT);
     let mut governor = goal.map(|goal| Governor::new(goal, most, least));
-    let (mut has_rested, mut stuck) = (false, 0);
+    let (mut has_rested, mut stuck) = (false, None::<Instant>);
     loop {
         let number = core.room.evictor.number();
         if core.ends.load(Ordering::Relaxed) {
@@ -274,15 +274,14 @@ fn evict(core: &Core, goal: Option<Goal>) {
         // The most is noted.
         core.figures();
         let is_excess = next == Next::Stuck && core.room.is_exceeded();
-        stuck = if is_excess { stuck + 1 } else { 0 };
-        core.is_exceeded.store(stuck >= EXCESS_AFTER, Ordering::Relaxed);
+        stuck = is_excess.then(|| stuck.unwrap_or_else(Instant::now));
+        let so_long = stuck.map_or(Duration::ZERO, |since| since.elapsed());
+        let most = if core.waits_for_spill() { MOST_WAIT } else { EXCESS_AFTER };
+        core.is_exceeded.store(so_long >= most, Ordering::Relaxed);
         has_rested = next == Next::Later;
         let rest = match next {
             Next::Later => Some(LATER),
-            Next::Stuck => {
-                let doublings = stuck.saturating_sub(EXCESS_AFTER).min(8);
-                Some(REST.saturating_mul(1 << doublings).min(MOST_REST))
-            }
+            Next::Stuck => Some(so_long.clamp(REST, MOST_REST)),
             Next::Enough => governor.is_some().then_some(pressure::INTERVAL),
         };
         core.room.evictor.wait(number, rest);
@@ -304,7 +303,7 @@ impl Thread {
 impl Drop for Thread {
     fn drop(&mut self) {
         self.core.ends.store(true, Ordering::Relaxed);
-        self.core.room.wake_evictor();
+        self.core.room.evictor.ring();
         self.core.room.wake_reader();
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }

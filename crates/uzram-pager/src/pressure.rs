@@ -89,7 +89,7 @@ impl Governor {
         let pages = ((from as f64 * factor) as u64).clamp(self.least_pages, self.most_pages);
         room.limit_pages.set(pages);
         if room.resident_pages.get() > pages {
-            room.wake_evictor();
+            room.evictor.ring();
         }
     }
 }

@@ -153,13 +153,9 @@ impl Room {
             if self.may_bring() {
                 return;
             }
-            self.wake_evictor();
+            self.evictor.ring();
             self.freed.wait(number, Some(WAIT));
         }
-    }
-
-    pub(crate) fn wake_evictor(&self) {
-        self.evictor.ring();
     }
 
     /// Returns whether nothing can leave, so that memory grows beyond the limit.

@@ -100,7 +100,7 @@ impl Waiter {
                 self.note_waiting();
                 self.core.note_wait();
                 // It may have been made meanwhile.
-                self.core.room.wake_evictor();
+                self.core.room.evictor.ring();
             }
             Fault::Changing => self.uffd.wake_at(touch.address, 1),
             // It fails.

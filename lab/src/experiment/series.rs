@@ -26,10 +26,11 @@ pub struct Designs {
 }
 
 impl Designs {
-    /// Returns the designs of a table's list; the one at `after` is [`Designs::after`].
-    pub(crate) fn of<T>(designs: &[(&'static str, T)], after: usize) -> Designs {
+    /// Returns the designs of a table's list, which has [`Designs::after`].
+    pub(crate) fn of<T>(designs: &[(&'static str, T)], after: &str) -> Designs {
         let names = |designs: &[(&str, T)]| designs.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let (before, others) = designs.split_at(after);
+        let at = designs.iter().position(|(name, _)| *name == after).expect("the list has it");
+        let (before, others) = designs.split_at(at);
         Designs { before: names(before), after: others[0].0.to_owned(), beyond: names(&others[1..]) }
     }
 

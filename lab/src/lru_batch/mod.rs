@@ -78,7 +78,6 @@ const DESIGNS: [(&str, Setup); 6] = [
     (AFTER, batched(true, true, 1)),
     (LONG_BATCHES, batched(true, true, LONGER)),
 ];
-const AFTER_AT: usize = 4;
 
 /// See the [module's documentation](self).
 pub static SERIES: Series = Series {
@@ -87,7 +86,7 @@ pub static SERIES: Series = Series {
     published: "lru-batch",
     cases: &[(CASE, &JOBS)],
     unit: Unit::Page,
-    designs: || Designs::of(&DESIGNS, AFTER_AT),
+    designs: || Designs::of(&DESIGNS, AFTER),
     columns: &[
         ("faults_per_s", "k/s", 1e-3, 0),
         ("ns_per_page", "ns/page", 1.0, 1),

@@ -40,7 +40,6 @@ const DESIGNS: [(&str, Measure); 5] = [
     (DelayedFreeze::NAME, measure::<DelayedFreeze>),
     (Sheaves::NAME, measure::<Sheaves>),
 ];
-const AFTER_AT: usize = 3;
 
 type Measure = fn(&Arc<Arena>, Case, &Plan<'_>) -> Result<Sample>;
 
@@ -64,7 +63,7 @@ pub static SERIES: Series = Series {
     published: "slab-freeze",
     cases: &[(MESSAGING, &MESSAGING_JOBS), (RAWPKT, &RAWPKT_JOBS)],
     unit: Unit::Object,
-    designs: || Designs::of(&DESIGNS, AFTER_AT),
+    designs: || Designs::of(&DESIGNS, DelayedFreeze::NAME),
     columns: &[
         ("elapsed_s", "elapsed", 1.0, 3),
         ("ns_per_object", "ns/obj", 1.0, 1),

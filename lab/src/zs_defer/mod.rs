@@ -22,7 +22,6 @@ const DESIGNS: [(&str, zs_free::Measure); 4] = [
     }),
     (SPLIT_DEFERRED, |memory, pages, plan| measure_frees::<Split>(memory, pages, plan, Some(DEFERRED_LIMIT))),
 ];
-const AFTER_AT: usize = 2;
 const SPLIT: &str = <Split>::NAME;
 const PINNED: &str = Pinned::NAME;
 const PINNED_DEFERRED: &str = "pinned-deferred";
@@ -42,7 +41,7 @@ pub static SERIES: Series = Series {
     published: "zs-defer",
     cases: &[(zs_free::RUN_CACHE, &JOBS)],
     unit: Unit::Object,
-    designs: || Designs::of(&DESIGNS, AFTER_AT),
+    designs: || Designs::of(&DESIGNS, PINNED_DEFERRED),
     columns: &[
         ("full_size_ms", "ms", 1.0, 2),
         ("full_size_back_ms", "back", 1.0, 1),

@@ -46,7 +46,6 @@ const DESIGNS: [(&str, Measure); 6] = [
     (AFTER, measure::<ClassIndexed>),
     (Pinned::NAME, measure::<Pinned>),
 ];
-const AFTER_AT: usize = 4;
 const BEFORE: &str = <Split>::NAME;
 const AFTER: &str = <ClassIndexed>::NAME;
 
@@ -68,7 +67,7 @@ pub static SERIES: Series = Series {
     published: "zs-free",
     cases: &[(RUN_CACHE, &JOBS), (NO_RUN_CACHE, &JOBS)],
     unit: Unit::Object,
-    designs: || Designs::of(&DESIGNS, AFTER_AT),
+    designs: || Designs::of(&DESIGNS, AFTER),
     columns: &[
         ("full_size_ms", "ms", 1.0, 1),
         ("ns_per_object", "ns/obj", 1.0, 1),

@@ -38,7 +38,7 @@ pub static SERIES: Series = Series {
     published: "zs-lock",
     cases: &[(CASE, &JOBS)],
     unit: Unit::Page,
-    designs: || Designs::of(&[(BEFORE, ()), (AFTER, ()), (BEYOND[0], ()), (BEYOND[1], ())], 1),
+    designs: || Designs::of(&[(BEFORE, ()), (AFTER, ()), (BEYOND[0], ()), (BEYOND[1], ())], AFTER),
     columns: &[
         ("files_per_s", "files/s", 1.0, 0),
         ("elapsed_s", "elapsed", 1.0, 3),

@@ -287,6 +287,13 @@ impl Core {
         before < now
     }
 
+    /// Returns whether the store has room again once the spill file is written.
+    pub(crate) fn waits_for_spill(&self) -> bool {
+        let state = self.store.backing_state();
+        let takes_pages = matches!(state, Some(BackingState::Ok | BackingState::Degraded(_)));
+        takes_pages && 2 * self.store.charged_pages() > self.store.limit_pages()
+    }
+
     /// Makes room until memory is below the low watermark. `has_rested`: after [`Next::Later`].
     pub(crate) fn make_room(&self, mut has_rested: bool) -> Next {
         let (mut has_failed, is_own) = (false, self.uffd.tells != Tells::Changes);

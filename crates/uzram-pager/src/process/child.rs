@@ -98,7 +98,7 @@ impl Process {
         let core = self.core();
         if let Some(core) = &core {
             core.ends.store(true, Ordering::Relaxed);
-            core.room.wake_evictor();
+            core.room.evictor.ring();
         }
         self.touches.extend(self.active.as_mut().into_iter().flat_map(|active| active.waiter.stop_waiting()));
         // It reads a word of the program's before, which may be a touch that waits for a message.

@@ -573,7 +573,7 @@ impl Process {
                 break;
             }
         }
-        core.room.wake_evictor();
+        core.room.evictor.ring();
     }
 
     /// Returns the pages of a part up to the end of the mapping that they begin in, or to where the next one

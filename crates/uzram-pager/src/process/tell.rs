@@ -18,6 +18,9 @@ use crate::figures::Figures;
 impl Process {
     /// Says once that the limit cannot be kept, or ends the program.
     pub(super) fn exceeded(&mut self, core: &Core) {
+        if std::mem::replace(&mut self.has_exceeded, true) {
+            return;
+        }
         let why = match core.store.backing_state() {
             None => "there is no spill file: give --spill, or raise --limit",
             Some(BackingState::Full) => "the spill file has no room: raise --limit, or the size of --spill",
@@ -31,12 +34,11 @@ impl Process {
         if self.asked.hard {
             say(&format!("uzram: process {id} ends, as it needs more than {limit}, and {why}\n"));
             self.has_told = true;
-            self.asked.hard = false;
             if rustix::process::pidfd_send_signal(&self.program, rustix::process::Signal::ABORT).is_err() {
                 // It has another user by now. It ends with this process.
                 sys::exit_group(0);
             }
-        } else if !std::mem::replace(&mut self.has_exceeded, true) {
+        } else {
             say(&format!("uzram: process {id} uses more than {limit}: {why}\n"));
         }
     }

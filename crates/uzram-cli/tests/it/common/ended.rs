@@ -45,12 +45,10 @@ pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
 }
 
 /// Reads a pipe to its end while the program runs, as it may hold less than the program writes.
-fn reader(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
+fn reader(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (all, receiver) = sync_channel(1);
     thread::spawn(move || {
-        let mut text = String::new();
-        pipe.read_to_string(&mut text).unwrap();
-        let _ = all.send(text);
+        let _ = all.send(std::io::read_to_string(pipe).unwrap());
     });
     receiver
 }
