@@ -11,7 +11,6 @@ use crate::sync::{Futex, Ordering};
 /// The bit of the number that says that threads sleep.
 const SLEEPS: u32 = 1;
 
-/// See the [module's documentation](self).
 #[derive(Default)]
 pub(crate) struct Bell(Futex);
 

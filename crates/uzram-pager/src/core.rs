@@ -51,6 +51,8 @@ const COPIED_SHARE: u64 = 16;
 /// The pages behind a new one come along with it while at least half of the memory is free, up to the next
 /// multiple of so many: allocators hand out memory in blocks of 64 KiB.
 const NEW_AT_ONCE: u64 = 16;
+/// How often a thread tries to have the map before it sleeps: nearly always the other has done by then.
+const MAP_TURNS: usize = 3000;
 /// Groups of pages, for each of which threads wait together.
 const GROUPS: usize = 64;
 
@@ -97,7 +99,6 @@ struct Bench {
     buffer: Box<[Page]>,
 }
 
-/// See the [module's documentation](self).
 pub(crate) struct Core {
     uffd: Arc<Uffd>,
     pub(crate) store: Arc<Store>,
@@ -235,12 +236,12 @@ impl Core {
     }
 
     pub(crate) fn map(&self) -> RwLockReadGuard<'_, Map> {
-        read(&self.map)
+        tried(|| self.map.try_read().ok()).unwrap_or_else(|| read(&self.map))
     }
 
     /// Locks the memory map to change it. No thread moves pages then.
     pub(crate) fn change_map(&self) -> RwLockWriteGuard<'_, Map> {
-        write(&self.map)
+        tried(|| self.map.try_write().ok()).unwrap_or_else(|| write(&self.map))
     }
 
     /// Has room made for a page. Returns whether one may come now: also if nobody makes room any more.
@@ -743,6 +744,11 @@ impl Core {
         *last = now;
         now
     }
+}
+
+/// Tries to have the map for as long as another thread has it: to sleep, and be woken, takes longer.
+fn tried<T>(mut lock: impl FnMut() -> Option<T>) -> Option<T> {
+    (0..MAP_TURNS).inspect(|_| std::hint::spin_loop()).find_map(|_| lock())
 }
 
 /// Locks what no thread has; `None` if one has.

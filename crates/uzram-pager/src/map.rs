@@ -68,7 +68,6 @@ impl Part {
     }
 }
 
-/// See the [module's documentation](self).
 #[derive(Default)]
 pub(crate) struct Map {
     /// By the addresses of their first pages. No two overlap.

@@ -45,7 +45,6 @@ struct Holder(AtomicU8);
 // SAFETY: a zeroed atomic integer is its default; dropping one does nothing.
 unsafe impl Entry for Holder {}
 
-/// See the [module's documentation](self).
 pub(crate) struct Spill {
     dir: PathBuf,
     len_bytes: u64,

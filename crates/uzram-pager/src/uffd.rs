@@ -61,7 +61,6 @@ const MOST_RETRIES: usize = 100;
 /// Messages that are read at once.
 pub(crate) const MESSAGES: usize = 16;
 
-/// See the [module's documentation](self).
 pub(crate) struct Uffd {
     fd: OwnedFd,
     pub(crate) page_table: File,

@@ -22,7 +22,6 @@ use crate::uffd::{Message, Touch, Uffd};
 const LOOKUP: Duration = Duration::from_micros(40);
 const MOST_LOOKUP: Duration = Duration::from_millis(1);
 
-/// See the [module's documentation](self).
 pub(crate) struct Waiter {
     pub(crate) core: Arc<Core>,
     uffd: Arc<Uffd>,

@@ -14,7 +14,6 @@ use crate::MOST_PAGES;
 /// Places that are remembered.
 const PLACES: usize = 16;
 
-/// See the [module's documentation](self).
 #[derive(Default)]
 pub(crate) struct Windows {
     places: [AtomicU64; PLACES],

@@ -81,7 +81,6 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// 1: the thread ends that sees the program's main thread leave its memory.
 static WATCH_ENDS: AtomicU32 = AtomicU32::new(0);
 
-/// See the [module's documentation](self).
 struct Process {
     control: &'static Control,
     begin: fn(),
