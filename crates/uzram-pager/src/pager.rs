@@ -44,7 +44,8 @@ const SPILL: ReclaimPolicy = ReclaimPolicy {
     order: ReclaimOrder::Zspages,
     ..ReclaimPolicy::DEFAULT
 };
-/// How long the evictor rests when nothing can leave, at least and at most: as long as that has been so.
+/// How long the evictor rests when nothing can leave, at least and at most: as long as that has been so, as
+/// what it tries to compress takes time from the program.
 const REST: Duration = Duration::from_millis(50);
 const MOST_REST: Duration = Duration::from_millis(400);
 /// How long nothing can leave before memory counts as beyond the limit: [`MOST_WAIT`] if the spill file has
@@ -276,8 +277,8 @@ fn evict(core: &Core, goal: Option<Goal>) {
         let is_excess = next == Next::Stuck && core.room.is_exceeded();
         stuck = is_excess.then(|| stuck.unwrap_or_else(Instant::now));
         let so_long = stuck.map_or(Duration::ZERO, |since| since.elapsed());
-        let most = if core.waits_for_spill() { MOST_WAIT } else { EXCESS_AFTER };
-        core.is_exceeded.store(so_long >= most, Ordering::Relaxed);
+        let is_long = so_long >= EXCESS_AFTER && (so_long >= MOST_WAIT || !core.waits_for_spill());
+        core.is_exceeded.store(is_long, Ordering::Relaxed);
         has_rested = next == Next::Later;
         let rest = match next {
             Next::Later => Some(LATER),

@@ -1,4 +1,7 @@
-/* Has memory, and a child with as much, until standard input ends; `vfork`: a child of vfork(2). `looks`: at its memory now and then. */
+/*
+ * Has memory, and a child with as much, until standard input ends. `vfork`: a child of vfork(2). `looks`:
+ * both look at their memory now and then.
+ */
 #define _GNU_SOURCE
 #include "check.h"
 #include <poll.h>
@@ -30,6 +33,7 @@ int main(int argc, char **argv) {
     if (pid == 0) {
         if (!shares)
             fill(memory, 64 * MIB, 2);
+        usleep(300000);
         wait_for_end(memory, shares ? 1 : 2);
         _exit(0);
     }

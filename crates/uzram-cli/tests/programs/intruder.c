@@ -39,8 +39,9 @@ struct told {
 #define TOLD 0x41410000
 
 /*
- * Whatever runs there comes to a copy of the calls, or ends, wherever it begins: no byte of the code is a jump or a return. And through
- * few instructions: a virtual machine may take milliseconds for each in code that was changed.
+ * Whatever runs there comes to a copy of the calls, or ends, wherever it begins: no byte of the code is a
+ * jump or a return. And through few instructions: a virtual machine may take milliseconds for each in code
+ * that was changed.
  */
 static void write_over(char *text, size_t bytes, int is_call) {
     static const char code[] = "\xbf\x04\x00\x41\x41"         /* open: rdi = file */
