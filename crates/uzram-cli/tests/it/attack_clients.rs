@@ -163,9 +163,14 @@ fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
     let place = Place::new();
     let daemon = place.up("--log debug");
     let control = place.socket("control.sock");
-    let _silent: Vec<UnixStream> = (0..100).map(|_| connect(&control)).collect();
+    let silent: Vec<UnixStream> = (0..100).map(|_| connect(&control)).collect();
     assert!(works(&mut place.nbd(), 1));
     wait_until("somebody is listened to again", || place.run("clients").status.success());
+    // All of their places are free, then.
+    for silent in silent {
+        let answer = std::io::read_to_string(silent).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 408") || answer.starts_with("HTTP/1.1 503"), "{answer}");
+    }
     let long = format!("DELETE /v1/clients/{} HTTP/1.1", "9".repeat(1 << 20));
     for (lie, status) in [
         ("\0\x01\x02", "400"),
