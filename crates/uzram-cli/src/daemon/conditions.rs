@@ -58,10 +58,8 @@ impl Drop for Reporter {
     fn drop(&mut self) {
         self.ends = None;
         failures::note();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread needs no handling.
-            let _ = thread.join();
-        }
+        // A panic of the thread needs no handling.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

@@ -54,10 +54,8 @@ impl FreshCounts {
 impl Drop for FreshCounts {
     fn drop(&mut self) {
         self.ends = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread needs no handling.
-            let _ = thread.join();
-        }
+        // A panic of the thread needs no handling.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

@@ -125,12 +125,6 @@ impl Mount {
         &self.connection
     }
 
-    /// Returns whether all threads have ended, as they do when the files are unmounted and none is open any
-    /// more.
-    pub fn is_finished(&self) -> bool {
-        self.threads.iter().all(JoinHandle::is_finished)
-    }
-
     /// Waits until all threads have ended.
     pub fn join(&mut self) {
         for thread in self.threads.drain(..) {
@@ -140,18 +134,23 @@ impl Mount {
         }
     }
 
-    /// Unmounts the files, unless they were unmounted already, and waits for the threads. Errors: `Busy`
-    /// while a file is open, by a loop device for example. It stays mounted then.
-    pub fn unmount(&mut self) -> Result<()> {
-        self.connection.unmount()?;
-        // The threads end when the last file is closed; one may stay open after the mount itself is gone.
+    /// Unmounts the files, unless they were unmounted already, and waits for the threads. Errors: `Busy` if a
+    /// file stays open. A process that looks at a loop device has its file open, even if it was detached.
+    fn unmount(&mut self) -> Result<()> {
         let deadline = Instant::now() + END_TIMEOUT;
-        while !self.is_finished() {
-            if Instant::now() >= deadline {
-                let what = format!("files of '{}' are still in use", self.connection.dir().display());
-                return Err(Error::new(ErrorKind::Busy, what));
+        loop {
+            let is_late = Instant::now() >= deadline;
+            // The threads end when the last file is closed; one may stay open after the mount itself is gone.
+            let is_finished = self.threads.iter().all(JoinHandle::is_finished);
+            match self.connection.unmount() {
+                Ok(()) if is_finished => break,
+                Ok(()) if is_late => {
+                    let what = format!("files of '{}' are still in use", self.connection.dir().display());
+                    return Err(Error::new(ErrorKind::Busy, what));
+                }
+                Err(error) if is_late || error.kind() != ErrorKind::Busy => return Err(error),
+                _ => thread::sleep(Duration::from_millis(1)),
             }
-            thread::sleep(Duration::from_millis(1));
         }
         self.join();
         Ok(())
