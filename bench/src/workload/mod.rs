@@ -1,6 +1,7 @@
 //! Programs that need much memory, and what they work on: by themselves, and in less memory than they need.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -244,8 +245,8 @@ pub(crate) struct Watched {
     pub(crate) seconds: f64,
     /// The most memory of one of its processes, as the kernel counts it (`VmHWM`).
     pub(crate) peak_bytes: u64,
-    /// The most anonymous memory of one process at one of the looks (`RssAnon`).
-    pub(crate) anonymous_bytes: u64,
+    /// The most anonymous memory of one process (`RssAnon`), in bytes, at each of the looks.
+    anonymous: Vec<u64>,
 }
 
 /// Runs a command to its end, which must be a success, and looks at the memory of all processes that it
@@ -262,12 +263,21 @@ pub(crate) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -
 
 impl Watched {
     fn look(&mut self, process: u32) {
-        for process in family(process) {
-            // Those that have ended meanwhile are gone.
-            let bytes = |field| proc_bytes(&process.to_string(), "status", &[field]).unwrap_or(0);
-            self.peak_bytes = self.peak_bytes.max(bytes("VmHWM"));
-            self.anonymous_bytes = self.anonymous_bytes.max(bytes("RssAnon"));
-        }
+        // Those that have ended meanwhile are gone.
+        let bytes = |process: &u32, field| proc_bytes(&process.to_string(), "status", &[field]).unwrap_or(0);
+        let all = family(process);
+        let most = |field| all.iter().map(|process| bytes(process, field)).max().unwrap_or(0);
+        self.peak_bytes = self.peak_bytes.max(most("VmHWM"));
+        self.anonymous.push(most("RssAnon"));
+    }
+
+    /// Returns the most anonymous memory of one process at one of the looks, without the looks with most of
+    /// it: those of so many seconds.
+    pub(crate) fn anonymous_bytes(&self, without_seconds: f64) -> u64 {
+        let mut looks = self.anonymous.clone();
+        looks.sort_unstable_by_key(|bytes| Reverse(*bytes));
+        let without = looks.len() as f64 * without_seconds / self.seconds;
+        looks.get(without as usize).copied().unwrap_or(0)
     }
 }
 
@@ -304,7 +314,7 @@ mod tests {
         ]);
         let watched = watch(&mut command, Duration::from_secs(60), || false).unwrap();
         assert_eq!(watched.printed, "20000000\n");
-        assert!(watched.peak_bytes > 20_000_000 && watched.anonymous_bytes > 20_000_000, "{watched:?}");
+        assert!(watched.peak_bytes > 20_000_000 && watched.anonymous_bytes(0.1) > 20_000_000, "{watched:?}");
         assert!(watched.seconds > 0.3, "{watched:?}");
     }
 }

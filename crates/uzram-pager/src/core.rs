@@ -104,6 +104,8 @@ pub(crate) struct Core {
     pub(crate) store: Arc<Store>,
     pub(crate) spill: Option<Arc<Spill>>,
     pub(crate) map: RwLock<Map>,
+    /// How many threads are about to change the map: who takes pages lets them go first.
+    changers: AtomicU32,
     states: Table<State>,
     lru: Lru<Batched>,
     windows: Windows,
@@ -117,7 +119,7 @@ pub(crate) struct Core {
     /// Where each page that waits lies, or is being opened from; 0 for others. Written by the page's owner.
     slots: Table<AtomicU32>,
     pub(crate) room: Room,
-    shares: PerCpu<Share>,
+    pub(crate) shares: PerCpu<Share>,
     /// Pages whose copy in the store is kept while they are in memory.
     copied_pages: Counter,
     /// What was unmapped, and has contents in the store still.
@@ -159,6 +161,7 @@ impl Core {
             slots: Table::new(pages as usize)?,
             uffd,
             map: RwLock::new(Map::new(pages)),
+            changers: AtomicU32::new(0),
             states: Table::new(pages as usize)?,
             lru: Lru::new(&LruConfig::new(pages))?,
             windows: Windows::default(),
@@ -212,7 +215,7 @@ impl Core {
                 Touched::Load { stored } => {
                     let start = Instant::now();
                     if waits && !self.has_room() {
-                        self.note_wait();
+                        self.shares.local().waits_for_room.add(1);
                         self.room.wait_for_page();
                     }
                     let loaded = self.load(part, stored, writes, by);
@@ -241,7 +244,10 @@ impl Core {
 
     /// Locks the memory map to change it. No thread moves pages then.
     pub(crate) fn change_map(&self) -> RwLockWriteGuard<'_, Map> {
-        tried(|| self.map.try_write().ok()).unwrap_or_else(|| write(&self.map))
+        self.changers.fetch_add(1, Ordering::Relaxed);
+        let map = tried(|| self.map.try_write().ok()).unwrap_or_else(|| write(&self.map));
+        self.changers.fetch_sub(1, Ordering::Relaxed);
+        map
     }
 
     /// Has room made for a page. Returns whether one may come now: also if nobody makes room any more.
@@ -257,10 +263,6 @@ impl Core {
         }
         self.room.evictor.ring();
         self.room.may_bring()
-    }
-
-    pub(crate) fn note_wait(&self) {
-        self.shares.local().waits_for_room.add(1);
     }
 
     fn wait_while(&self, page: u64, place: Place) {

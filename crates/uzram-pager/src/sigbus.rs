@@ -239,7 +239,7 @@ fn map_stacks() -> Result<Box<[Mutex<usize>]>> {
     (0..COUNT).map(stack).collect()
 }
 
-/// Calls [`bring`] on another stack; on CPUs that are not named here, on the signal's.
+/// Calls [`bring`] on another stack; on CPUs without code for that here, on the signal's.
 ///
 /// # Safety
 /// `top` is the upper end of a stack that nobody uses, aligned to 16 bytes.
@@ -259,22 +259,7 @@ unsafe fn call_on(top: usize, touch: *mut Touch<'_>) {
             clobber_abi("C"),
         );
     }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        std::arch::asm!(
-            "mov x20, sp",
-            "mov sp, {top}",
-            "bl {bring}",
-            "mov sp, x20",
-            top = in(reg) top,
-            out("x20") _,
-            bring = sym bring,
-            inout("x0") touch => _,
-            clobber_abi("C"),
-        );
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = top;
         bring(touch);

@@ -69,20 +69,13 @@ fn now_ms() -> u64 {
     now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
 }
 
-static WRITES: Condition =
-    Condition { name: "writes", ended: "writes are accepted again", counted: "refused" };
-static BACKING: Condition =
-    Condition { name: "backing", ended: "the backing device is ok again", counted: "failed writes" };
-static DAMAGE: Condition =
-    Condition { name: "damage", ended: "no more pages were found damaged", counted: "found" };
-static PLACES: Condition =
-    Condition { name: "places", ended: "clients find a place again", counted: "refused" };
-static HANDSHAKES: Condition =
-    Condition { name: "handshakes", ended: "handshakes end in time again", counted: "cut off" };
-static NO_TLS: Condition =
-    Condition { name: "no-tls", ended: "no more clients without TLS", counted: "turned away" };
-static TLS: Condition =
-    Condition { name: "tls", ended: "TLS handshakes do not fail any more", counted: "failed" };
+static WRITES: Condition = Condition::of("writes", "writes are accepted again", "refused");
+static BACKING: Condition = Condition::of("backing", "the backing device is ok again", "failed writes");
+static DAMAGE: Condition = Condition::of("damage", "no more pages were found damaged", "found");
+static PLACES: Condition = Condition::of("places", "clients find a place again", "refused");
+static HANDSHAKES: Condition = Condition::of("handshakes", "handshakes end in time again", "cut off");
+static NO_TLS: Condition = Condition::of("no-tls", "no more clients without TLS", "turned away");
+static TLS: Condition = Condition::of("tls", "TLS handshakes do not fail any more", "failed");
 
 fn read(exports: &Exports, clients: &Clients) -> Vec<Reading> {
     let devices = exports.devices();

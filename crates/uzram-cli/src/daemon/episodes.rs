@@ -24,6 +24,12 @@ pub struct Condition {
     pub counted: &'static str,
 }
 
+impl Condition {
+    pub const fn of(name: &'static str, ended: &'static str, counted: &'static str) -> Condition {
+        Condition { name, ended, counted }
+    }
+}
+
 /// Whether a condition holds at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
@@ -244,8 +250,7 @@ mod tests {
 
     use super::*;
 
-    static CONDITION: Condition =
-        Condition { name: "writes", ended: "writes are accepted again", counted: "refused" };
+    static CONDITION: Condition = Condition::of("writes", "writes are accepted again", "refused");
 
     fn reading(count: u64, level: Level, text: &str) -> Reading {
         Reading { subject: "zram0".to_owned(), condition: &CONDITION, text: text.to_owned(), count, level }

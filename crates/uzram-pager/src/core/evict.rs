@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uzram::store::{BackingState, PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
 
-use super::{Core, Fault, Next, lock, take_one};
+use super::{Core, Fault, Next, lock, take_one, tried};
 use crate::MOST_PAGES;
 use crate::map::Part;
 use crate::state::Place;
@@ -190,6 +190,7 @@ impl Core {
                 continue;
             }
             // Not for longer: who changes it waits, and all touches with him.
+            tried(|| (self.changers.load(Ordering::Relaxed) == 0).then_some(()));
             let map = self.map();
             let Some(part) = map.of(first, MOST_PAGES).filter(|_| !map.is_doubtful) else { continue };
             let (mut copied, mut count) = ([false; MOST_PAGES], 0);
