@@ -372,6 +372,7 @@ impl Inner {
 
 /// Memory of a [`Pager`]: plain bytes, of which those that are not used are compressed. Unmapped when it is
 /// dropped. What takes a range of bytes fails with `OutOfRange`, and with `Busy` in a child process.
+#[derive(Debug)]
 pub struct Region {
     len: usize,
     part: Part,
@@ -518,12 +519,6 @@ impl Drop for Pin<'_> {
         }
         let is_pinned = |page| pins.iter().any(|part| part.numbers().contains(&page));
         self.region.pager.0.core.unpin(self.part, is_pinned);
-    }
-}
-
-impl std::fmt::Debug for Region {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Region({} bytes)", self.len)
     }
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Room {
     store: Arc<Store>,
     pub(crate) limit_pages: Counter,
     pub(crate) resident_pages: Counter,
+    /// Pages of a program that are about to be managed: there is to be room for them then.
+    pub(crate) expected_pages: Counter,
     /// Pages that hold anything, in memory or not.
     pub(crate) touched_pages: Counter,
     /// Threads wait even if nothing can leave: the process is about to end.
@@ -64,6 +66,7 @@ impl Room {
             store,
             limit_pages: Counter::new(limit_pages),
             resident_pages: Counter::new(0),
+            expected_pages: Counter::new(0),
             touched_pages: Counter::new(0),
             is_hard: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
@@ -76,17 +79,18 @@ impl Room {
     }
 
     pub(crate) fn used_pages(&self) -> u64 {
-        self.resident_pages.get() + self.stored_pages()
+        self.resident_pages.get() + self.other_pages()
     }
 
-    /// Returns the pages of compressed memory and tables.
-    fn stored_pages(&self) -> u64 {
-        self.store.charged_pages() + self.touched_pages.get() * TABLE_BYTES / PAGE_SIZE as u64
+    /// Returns the pages of compressed memory and tables, and those that are expected.
+    fn other_pages(&self) -> u64 {
+        let tables = self.touched_pages.get() * TABLE_BYTES / PAGE_SIZE as u64;
+        self.store.charged_pages() + tables + self.expected_pages.get()
     }
 
     pub(crate) fn most_used_pages(&self) -> u64 {
         let resident = self.resident_pages.get();
-        let used = resident + self.stored_pages();
+        let used = resident + self.other_pages();
         // Pages that moved in between were counted twice, or not at all.
         if self.resident_pages.get() == resident {
             self.most_used_pages.raise(used);

@@ -643,7 +643,7 @@ impl Process {
     fn besides_pages(&self) -> u64 {
         let own = self.core().map_or(0, |core| {
             core.room.most_used_pages();
-            core.room.used_pages()
+            core.room.used_pages() - core.room.expected_pages.get()
         });
         self.resident_pages().saturating_sub(own)
     }
@@ -690,13 +690,17 @@ impl Process {
             let parts = core.map().within(range);
             parts.into_iter().for_each(|part| drop(core.note_present(&self.uffd.page_table, part)));
         }
-        let besides = self.besides_pages();
-        let managed = core.room.resident_pages.get();
-        if besides >= self.searched_pages + GROWN_PAGES.max(managed / GROWN_SHARE) {
+        let mut besides = self.besides_pages();
+        if besides >= self.searched_pages + GROWN_PAGES.max(core.room.resident_pages.get() / GROWN_SHARE) {
+            core.room.expected_pages.set(0);
             self.search();
-            self.searched_pages = self.besides_pages();
-        } else {
-            self.searched_pages = self.searched_pages.min(besides);
+            besides = self.besides_pages();
+            self.searched_pages = besides;
+        }
+        self.searched_pages = self.searched_pages.min(besides);
+        core.room.expected_pages.set(besides - self.searched_pages);
+        if !core.room.has(0) {
+            core.room.evictor.ring();
         }
         self.publish();
         if core.is_exceeded.load(Ordering::Relaxed) {

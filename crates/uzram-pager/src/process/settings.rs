@@ -24,10 +24,6 @@ fn parsed<T: FromStr>(name: &str) -> Option<T> {
     env::var(name).ok()?.parse().ok()
 }
 
-fn is_set(name: &str) -> bool {
-    env::var_os(name).is_some()
-}
-
 impl Asked {
     /// Returns what is asked for; `None` if what is there is not from `uzram run`.
     pub fn of_environment() -> Option<Asked> {
@@ -39,6 +35,7 @@ impl Asked {
         if let Ok(algorithm) = env::var("UZRAM_RUN_ALGORITHM") {
             pager = pager.algorithm(algorithm.parse().ok()?);
         }
+        let is_set = |name| env::var_os(name).is_some();
         let spill = env::var_os("UZRAM_RUN_SPILL").zip(parsed("UZRAM_RUN_SPILL_BYTES"));
         if let Some((dir, bytes)) = spill {
             pager = pager.spill(dir, bytes);
