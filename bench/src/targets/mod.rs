@@ -173,7 +173,7 @@ mod tests {
         report.row("4 KiB pages", "randwrite, 1 job, codec", &[("ratio", 0.95)]);
         let targets = judge(TARGETS, &report);
         assert_eq!(targets.len() + 1, TARGETS.lines().filter(|line| line.contains('|')).count() - 1);
-        assert_eq!(targets.len(), 122);
+        assert_eq!(targets.len(), 123);
         assert_eq!((targets[0].measured, targets[0].is_met()), (Some(0.95), Some(true)));
         assert!(targets[1..].iter().all(|target| target.measured.is_none()));
         let json = serde_json::to_value(&targets[0]).unwrap();

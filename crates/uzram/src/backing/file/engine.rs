@@ -45,18 +45,13 @@ impl Drop for Target {
 }
 
 impl Target {
-    pub(super) fn new(
-        fd: OwnedFd,
-        [start_bytes, len_bytes]: [u64; 2],
-        block_bytes: usize,
-        unlocks: Stamp,
-    ) -> Self {
+    pub(super) fn new(fd: OwnedFd, [start_bytes, len_bytes]: [u64; 2], block_bytes: usize) -> Self {
         Target {
             fd,
             start_bytes,
             len_bytes,
             block_bytes,
-            unlocks,
+            unlocks: Stamp::default(),
             #[cfg(test)]
             panic_point: Default::default(),
         }

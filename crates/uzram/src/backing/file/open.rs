@@ -28,7 +28,6 @@ use crate::backing::buffers::Buffers;
 use crate::backing::{FORCE_SETTING, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::file_size::check_file_size;
-use crate::base::sync::Stamp;
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
 
@@ -117,12 +116,16 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     let path = &options.path;
     check_owner(&fd, path, opened.is_block_device)?;
     let there_bytes = claim_alone(&fd, path, opened.is_block_device)?;
-    let is_marked = check_contents(&fd, options, opened.is_block_device, there_bytes)?;
+    let mut target = Target::new(fd, [0; 2], PAGE_SIZE);
+    // Also after an error: a process that was forked meanwhile may have the descriptor for a moment.
+    target.unlocks.set(1);
+    let fd = &target.fd;
+    let is_marked = check_contents(fd, options, opened.is_block_device, there_bytes)?;
     #[cfg(test)]
     let tries_direct = !options.through_page_cache;
     #[cfg(not(test))]
     let tries_direct = true;
-    let direct_block_bytes = if tries_direct { direct_block_bytes(&fd) } else { None };
+    let direct_block_bytes = if tries_direct { direct_block_bytes(fd) } else { None };
     opened.is_direct = direct_block_bytes.is_some();
     let block_bytes = direct_block_bytes.unwrap_or(PAGE_SIZE);
     let start_bytes = block_bytes.max(MARK_BYTES) as u64;
@@ -142,20 +145,18 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
         return Err(failure(path, ErrorKind::Invalid, &what));
     }
     if !opened.is_block_device {
-        opened.is_reserved = reserve(&fd, path, there_bytes, start_bytes + len_bytes)?;
+        opened.is_reserved = reserve(fd, path, there_bytes, start_bytes + len_bytes)?;
     }
     if !is_marked {
-        write_mark(&fd, start_bytes as usize, path).inspect_err(|_| {
+        write_mark(fd, start_bytes as usize, path).inspect_err(|_| {
             if !opened.is_block_device {
                 // The first error is reported instead.
-                let _ = rustix::fs::ftruncate(&fd, there_bytes);
+                let _ = rustix::fs::ftruncate(fd, there_bytes);
             }
         })?;
     }
-    let unlocks = Stamp::default();
-    // A process that was forked meanwhile may have the descriptor for a moment.
-    unlocks.set(1);
-    Ok(Target::new(fd, [start_bytes, len_bytes], block_bytes, unlocks))
+    (target.start_bytes, target.len_bytes, target.block_bytes) = (start_bytes, len_bytes, block_bytes);
+    Ok(target)
 }
 
 /// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has. Reads
@@ -179,7 +180,7 @@ pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target
     // In units of 512 bytes, stat(2).
     let allocated_bytes = (stat.st_blocks as u64).saturating_mul(512);
     let is_reserved = is_block_device || allocated_bytes >= start_bytes + len_bytes;
-    let target = Target::new(fd, [start_bytes, len_bytes], block_bytes, Stamp::default());
+    let target = Target::new(fd, [start_bytes, len_bytes], block_bytes);
     Ok((target, Opened { is_block_device, is_direct, is_reserved, made: None }))
 }
 

@@ -309,7 +309,7 @@ mod tests {
     fn the_kernel_keeps_its_buffers_when_the_thread_panics() {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         let (fd, len_bytes) = (OwnedFd::from(reader), 1 << 20);
-        let target = Arc::new(Target::new(fd, [0, len_bytes], PAGE_SIZE, Default::default()));
+        let target = Arc::new(Target::new(fd, [0, len_bytes], PAGE_SIZE));
         let uring = match Uring::new(Arc::clone(&target)) {
             Ok(uring) => uring,
             Err(error) => return println!("skipped: {error}"),
