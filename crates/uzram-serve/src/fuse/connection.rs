@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ use super::cpu_latency::{self, CpuLatencyLimit};
 use super::proto::{FUSE_DIRECT_IO_ALLOW_MMAP, FUSE_HAS_RESEND};
 use super::received::Received;
 use super::tree::DISK;
-use super::{handshake, open_device};
+use super::{END_TIMEOUT, handshake, open_device};
 use crate::mounts::{self, MountIdentity, MountPoint};
 
 /// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is
@@ -326,14 +327,20 @@ impl Connection {
         self.is_aborted
     }
 
-    /// Unmounts the files, unless they were unmounted already. Errors: `Busy` while a file is open, by a loop
-    /// device for example. It stays mounted then.
+    /// Unmounts the files, unless they were unmounted already. Errors: `Busy` if a file stays open for two
+    /// seconds. A process that looks at a loop device has its file open, even if it was detached.
     pub fn unmount(&self) -> Result<()> {
-        let failed = |error: io::Error| self.cannot("unmount", &error);
-        if self.is_mounted().map_err(failed)? {
-            unmount(self.dir(), &self.point, &self.facts.identity, UnmountFlags::empty()).map_err(failed)?;
+        let unmount = || unmount(self.dir(), &self.point, &self.facts.identity, UnmountFlags::empty());
+        let deadline = Instant::now() + END_TIMEOUT;
+        loop {
+            let unmounted = self.is_mounted().and_then(|is_so| if is_so { unmount() } else { Ok(()) });
+            match unmounted.map_err(|error| self.cannot("unmount", &error)) {
+                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                unmounted => return unmounted,
+            }
         }
-        Ok(())
     }
 
     /// Returns the mount point.

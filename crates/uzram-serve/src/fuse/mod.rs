@@ -54,7 +54,7 @@ pub use ledger::{Ledger, Strikes};
 pub use loopback::Loopback;
 pub use tree::{DISK, warm_up_file};
 
-/// How long the threads may take to end after unmounting.
+/// How long files may stay open when they are unmounted, and the threads may take to end then.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The mounted files of a daemon's devices, and the threads that serve them.
@@ -135,22 +135,17 @@ impl Mount {
     }
 
     /// Unmounts the files, unless they were unmounted already, and waits for the threads. Errors: `Busy` if a
-    /// file stays open. A process that looks at a loop device has its file open, even if it was detached.
+    /// file stays open.
     fn unmount(&mut self) -> Result<()> {
+        self.connection.unmount()?;
+        // The threads end when the last file is closed; one may stay open after the mount itself is gone.
         let deadline = Instant::now() + END_TIMEOUT;
-        loop {
-            let is_late = Instant::now() >= deadline;
-            // The threads end when the last file is closed; one may stay open after the mount itself is gone.
-            let is_finished = self.threads.iter().all(JoinHandle::is_finished);
-            match self.connection.unmount() {
-                Ok(()) if is_finished => break,
-                Ok(()) if is_late => {
-                    let what = format!("files of '{}' are still in use", self.connection.dir().display());
-                    return Err(Error::new(ErrorKind::Busy, what));
-                }
-                Err(error) if is_late || error.kind() != ErrorKind::Busy => return Err(error),
-                _ => thread::sleep(Duration::from_millis(1)),
+        while !self.threads.iter().all(JoinHandle::is_finished) {
+            if Instant::now() >= deadline {
+                let what = format!("files of '{}' are still in use", self.connection.dir().display());
+                return Err(Error::new(ErrorKind::Busy, what));
             }
+            thread::sleep(Duration::from_millis(1));
         }
         self.join();
         Ok(())
