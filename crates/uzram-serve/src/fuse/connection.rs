@@ -23,7 +23,7 @@ use super::cpu_latency::{self, CpuLatencyLimit};
 use super::proto::{FUSE_DIRECT_IO_ALLOW_MMAP, FUSE_HAS_RESEND};
 use super::received::Received;
 use super::tree::DISK;
-use super::{END_TIMEOUT, handshake, open_device};
+use super::{handshake, open_device};
 use crate::mounts::{self, MountIdentity, MountPoint};
 
 /// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is
@@ -33,6 +33,8 @@ const MAX_THREADS: usize = 1024;
 /// The prefix of our mounts' source in the kernel's list. Only informative: any user can mount something with
 /// that source.
 const SOURCE: &str = "uzram:";
+/// How long files may stay open when they are unmounted, and the threads may take to end then.
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Where the kernel lists connections by their file systems' minor device numbers, fusectl.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// The remedy for mounts whose daemon is dead.

@@ -42,7 +42,7 @@ use uzram::{Error, ErrorKind, Result};
 use crate::Exports;
 use crate::device_pool::{Budget, DevicePools, MAX_TASKS, TASK_BYTES};
 use channel::{Channel, Sink};
-use connection::CLEARS_THEM;
+use connection::{CLEARS_THEM, END_TIMEOUT};
 use cpu_latency::CpuLatency;
 use filesystem::Files;
 use received::Received;
@@ -53,9 +53,6 @@ pub use cpu_latency::CpuLatencyLimit;
 pub use ledger::{Ledger, Strikes};
 pub use loopback::Loopback;
 pub use tree::{DISK, warm_up_file};
-
-/// How long files may stay open when they are unmounted, and the threads may take to end then.
-const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The mounted files of a daemon's devices, and the threads that serve them.
 pub struct Mount {
