@@ -277,7 +277,7 @@ impl Watched {
         let mut looks = self.anonymous.clone();
         looks.sort_unstable_by_key(|bytes| Reverse(*bytes));
         let without = looks.len() as f64 * without_seconds / self.seconds;
-        looks.get(without as usize).copied().unwrap_or(0)
+        looks.get(without as usize).or(looks.last()).copied().unwrap_or(0)
     }
 }
 

@@ -119,7 +119,7 @@ pub(crate) struct Core {
     /// Where each page that waits lies, or is being opened from; 0 for others. Written by the page's owner.
     slots: Table<AtomicU32>,
     pub(crate) room: Room,
-    pub(crate) shares: PerCpu<Share>,
+    shares: PerCpu<Share>,
     /// Pages whose copy in the store is kept while they are in memory.
     copied_pages: Counter,
     /// What was unmapped, and has contents in the store still.
@@ -215,7 +215,7 @@ impl Core {
                 Touched::Load { stored } => {
                     let start = Instant::now();
                     if waits && !self.has_room() {
-                        self.shares.local().waits_for_room.add(1);
+                        self.note_wait();
                         self.room.wait_for_page();
                     }
                     let loaded = self.load(part, stored, writes, by);
@@ -263,6 +263,10 @@ impl Core {
         }
         self.room.evictor.ring();
         self.room.may_bring()
+    }
+
+    pub(crate) fn note_wait(&self) {
+        self.shares.local().waits_for_room.add(1);
     }
 
     fn wait_while(&self, page: u64, place: Place) {

@@ -97,7 +97,7 @@ impl Waiter {
             Fault::NoRoom => {
                 self.waiting.push((touch, Instant::now() + MOST_WAIT));
                 self.note_waiting();
-                self.core.shares.local().waits_for_room.add(1);
+                self.core.note_wait();
                 // It may have been made meanwhile.
                 self.core.room.evictor.ring();
             }
