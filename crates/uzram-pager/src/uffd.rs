@@ -52,7 +52,7 @@ pub(crate) const MOVE: Opcode = opcode::read_write::<uffdio_move>(0xaa, 0x05);
 const POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 0x08);
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 /// `UFFDIO_MOVE_MODE_DONTWAKE`
-const MOVE_DONTWAKE: u64 = 1;
+pub(crate) const MOVE_DONTWAKE: u64 = 1;
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
@@ -223,9 +223,11 @@ impl Uffd {
                 mode: if self.holds() { MOVE_DONTWAKE } else { 0 },
                 move_: 0,
             };
+            #[cfg(test)]
+            let lost = crate::faults::loses_count(&mut move_.mode);
             let moved = self.ioctl::<MOVE, _>(&mut move_);
             #[cfg(test)]
-            let moved = crate::faults::miscount(moved, count, &mut move_.move_);
+            let moved = crate::faults::miscount(moved, lost, count, &mut move_.move_);
             let is_there = |start| self.is_there(start + (done << PAGE_SHIFT));
             match moved {
                 Ok(()) => done += count,
@@ -234,8 +236,11 @@ impl Uffd {
                     retries += 1;
                     std::thread::yield_now();
                 }
-                // Moved before, and not counted.
-                Err(_) if !is_there(from) && is_there(to) => done += 1,
+                // Moved before, and not counted: nobody was woken.
+                Err(_) if !is_there(from) && is_there(to) => {
+                    self.wake_at(to + (done << PAGE_SHIFT), 1);
+                    done += 1;
+                }
                 // Two mappings: the kernel refuses both together.
                 Err(Errno::INVAL) if count > 1 => most = count.div_ceil(2),
                 // A child has it, too, or had it; or the kernel is at it.
