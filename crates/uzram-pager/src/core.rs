@@ -78,6 +78,16 @@ pub(crate) enum By {
     ReaderAnyway,
 }
 
+/// Which pages count as brought that are there already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum There {
+    /// Who brings them waits for all.
+    All,
+    Touched,
+    /// What is there may be about to be emptied.
+    None,
+}
+
 /// What has become of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -212,13 +222,18 @@ impl Core {
                 return Fault::NoRoom;
             }
             match self.state(page).touch() {
-                Touched::Load { stored } => {
+                Touched::Load { stored, given_back } => {
                     let start = Instant::now();
                     if waits && !self.has_room() {
                         self.note_wait();
                         self.room.wait_for_page();
                     }
-                    let loaded = self.load(part, stored, writes, by);
+                    let counts = match by {
+                        By::Toucher => There::All,
+                        _ if given_back => There::None,
+                        _ => There::Touched,
+                    };
+                    let loaded = self.load(part, stored, writes, by, counts);
                     self.room.most_used_pages();
                     let share = self.shares.local();
                     share.faults.add(1);
@@ -280,7 +295,7 @@ impl Core {
     }
 
     /// Loads the first page of a part, which the caller owns, and the neighbours that are to come along.
-    fn load(&self, part: Part, stored: bool, writes: bool, by: By) -> Fault {
+    fn load(&self, part: Part, stored: bool, writes: bool, by: By, counts: There) -> Fault {
         let page = part.first;
         let come = match self.state(page).get().access() {
             _ if by == By::ReaderAnyway => page..page + 1,
@@ -301,7 +316,7 @@ impl Core {
         let has_room = |more: usize| self.room.has(1 + more);
         let below = self.claim((start..page).rev().zip(below.iter_mut().rev()), has_room);
         let above = self.claim((page + 1..end).zip(&mut above[1..]), has_room);
-        self.bring(page - below as u64, &pages[at - below..=at + above], below, writes, by == By::Toucher)
+        self.bring(page - below as u64, &pages[at - below..=at + above], below, writes, counts)
     }
 
     /// Claims pages to load them, as long as none is in memory, or another thread's, and `may` allows
@@ -326,7 +341,7 @@ impl Core {
 
     /// Brings neighbours that the caller owns, of which the `touched`th is needed. `stored`: whether the
     /// store has contents of each.
-    fn bring(&self, first: u64, stored: &[bool], touched: usize, writes: bool, waits: bool) -> Fault {
+    fn bring(&self, first: u64, stored: &[bool], touched: usize, writes: bool, counts: There) -> Fault {
         let mut bench = take_one(&self.benches);
         let mut read = |nth: &usize| {
             let page = PageNo::from_number(first + *nth as u64);
@@ -343,7 +358,7 @@ impl Core {
             good.end += 1 + (touched + 1..stored.len()).take_while(&mut read).count();
         }
         let contents = &bench.buffer[good.clone()];
-        let placed = self.place(contents, first + good.start as u64, touched - good.start, waits);
+        let placed = self.place(contents, first + good.start as u64, touched - good.start, counts);
         let placed = good.start..good.start + placed;
         drop(bench);
         // Those of a share of the pages in memory keep their copy, and all while there is memory in plenty.
@@ -374,7 +389,8 @@ impl Core {
                 share.pages_lost.add(1);
                 self.end(page, Place::Bad, false);
             } else {
-                self.end(page, if *stored { Place::Out } else { Place::New }, false);
+                // What is there is not known.
+                self.end(page, if *stored { Place::Out } else { Place::New }, !stored);
             }
         }
         if placed.contains(&touched) {
@@ -402,7 +418,7 @@ impl Core {
 
     /// Places pages that the caller owns, of which the `touched`th is needed, and returns how many. Those
     /// that are not mapped any more count.
-    fn place(&self, contents: &[Page], first: u64, touched: usize, waits: bool) -> usize {
+    fn place(&self, contents: &[Page], first: u64, touched: usize, counts: There) -> usize {
         let mut done = 0;
         while done < contents.len() {
             let map = self.map();
@@ -410,13 +426,16 @@ impl Core {
                 done += 1;
                 continue;
             };
-            // Who waits for all of them has each that is there count.
-            let touched = if waits { 0 } else { touched.wrapping_sub(done) };
+            let touched = match counts {
+                There::All => 0,
+                There::Touched => touched.wrapping_sub(done),
+                There::None => usize::MAX,
+            };
             let placed = self.uffd.copy(part.address, &contents[done..done + part.pages], touched);
             drop(map);
             done += placed;
             if placed < part.pages {
-                if !waits {
+                if counts != There::All {
                     break;
                 }
                 std::thread::yield_now();
@@ -444,7 +463,7 @@ impl Core {
                 return is_wanted;
             }
             self.empty(page, place, copied);
-            (place, copied) = (Place::New, false);
+            (place, copied) = (Place::New, true);
         }
     }
 
@@ -453,7 +472,7 @@ impl Core {
         let Some(copied) = self.state(page).start(Place::In, Place::Loading) else { return Fault::Changing };
         let mut bench = take_one(&self.benches);
         bench.buffer[0].fill(0);
-        let placed = self.place(&bench.buffer[..1], page, 0, false);
+        let placed = self.place(&bench.buffer[..1], page, 0, There::Touched);
         drop(bench);
         self.end(page, Place::In, copied);
         if placed == 0 { Fault::Changing } else { Fault::Done }
@@ -466,7 +485,7 @@ impl Core {
                 let (first, mut stored) = (part.first + at as u64, [false; MOST_PAGES]);
                 let count = self.claim((first..part.numbers().end).zip(&mut stored), |_| true);
                 if count > 0 {
-                    self.bring(first, &stored[..count], 0, false, true);
+                    self.bring(first, &stored[..count], 0, false, There::All);
                 }
                 at += count + 1;
             }
@@ -613,21 +632,20 @@ impl Core {
         self.removed(&gone, true);
     }
 
-    /// Notes that the contents of pages are gone. `unmapped`: the pages, too; otherwise they are new.
+    /// Notes that the contents of pages are gone. `unmapped`: the pages, too; otherwise they are given back.
     pub(crate) fn removed(&self, parts: &[Part], unmapped: bool) {
         for page in parts.iter().flat_map(|part| part.numbers()) {
             loop {
-                let place = self.state(page).get().place();
-                let is_done = match place {
-                    Place::New => true,
+                let is_done = match self.state(page).get().place() {
+                    Place::New => unmapped || self.state(page).give_back(),
                     // The owner does it.
                     Place::Loading | Place::Leaving => self.state(page).discard_later(),
                     // That takes a while.
                     Place::Out if unmapped => true,
-                    _ => self.state(page).start(place, Place::Loading).is_some_and(|copied| {
+                    place => self.state(page).start(place, Place::Loading).is_some_and(|copied| {
                         self.empty(page, place, copied);
                         // Nobody waits: the caller alone reads messages.
-                        self.end_quietly(page, Place::New, false);
+                        self.end_quietly(page, Place::New, true);
                         true
                     }),
                 };
@@ -660,8 +678,9 @@ impl Core {
         }
     }
 
-    /// Notes which pages of a part are in memory, of those that are new. Errors: those of the page table.
-    pub(crate) fn note_present(&self, table: &File, part: Part) -> std::io::Result<()> {
+    /// Notes which pages of a part are in memory, of those that are new; of what was given back, if `anyway`.
+    /// Errors: those of the page table.
+    pub(crate) fn note_present(&self, table: &File, part: Part, anyway: bool) -> std::io::Result<()> {
         let mut found = [FoundPages { start: 0, end: 0, categories: 0 }; 64];
         let mut from = part.address;
         while from < part.end() {
@@ -670,7 +689,7 @@ impl Core {
             for pages in &found[..count] {
                 let there = part.within(&(pages.start as usize..pages.end as usize));
                 for page in there.into_iter().flat_map(Part::numbers) {
-                    if self.state(page).start(Place::New, Place::Loading).is_some() {
+                    if self.state(page).start_present(anyway) {
                         self.room.resident_pages.add(1);
                         self.room.touched_pages.add(1);
                         self.lru.add(page as u32);

@@ -26,6 +26,8 @@ struct Page {
     map: RwLock<()>,
     /// 1 if the map is changing: the page cannot be opened once.
     changes: AtomicU64,
+    /// 1 if the program was told of by the kernel: it goes on, and empties the page.
+    is_told: AtomicU64,
 }
 
 impl Page {
@@ -33,7 +35,7 @@ impl Page {
     fn fault(&self) {
         loop {
             match self.state.touch() {
-                Touched::Load { stored } => return self.load(stored),
+                Touched::Load { stored, .. } => return self.load(stored),
                 Touched::Open { .. } => return self.reopen(),
                 Touched::In => return self.look(),
                 Touched::Busy => thread::yield_now(),
@@ -89,17 +91,20 @@ impl Page {
     }
 
     /// As `Core::end_quietly`: whoever waits looks again.
-    fn end(&self, mut place: Place) {
-        while self.state.end(place, false).is_none() {
+    fn end(&self, place: Place) {
+        if self.state.end(place, false).is_none() {
             self.empty(place);
-            place = Place::New;
+            self.end_given_back();
         }
     }
 
-    /// As `Core::empty`.
+    fn end_given_back(&self) {
+        while self.state.end(Place::New, true).is_none() {}
+    }
+
+    /// As `Core::empty`: what is in memory, the program empties.
     fn empty(&self, was: Place) {
         match was {
-            Place::In => self.memory.store(0, Ordering::Release),
             Place::Out => self.store.store(0, Ordering::Relaxed),
             Place::Waiting => {
                 self.slot.store(0, Ordering::Release);
@@ -120,17 +125,36 @@ impl Page {
     }
 
     /// As `Core::removed`.
-    fn remove(&self) {
+    fn give_back(&self) {
         let _map = self.map.write().expect("no panic");
         loop {
             let is_done = match self.state.get().place() {
-                Place::New => true,
+                Place::New => self.state.give_back(),
                 Place::Loading | Place::Leaving => self.state.discard_later(),
-                place => self.discard(place),
+                place => {
+                    let is_there = self.state.start(place, Place::Loading).is_some();
+                    if is_there {
+                        self.empty(place);
+                        self.end_given_back();
+                    }
+                    is_there
+                }
             };
             if is_done {
                 return;
             }
+        }
+    }
+
+    fn remove(&self) {
+        self.give_back();
+        self.memory.store(0, Ordering::Release);
+    }
+
+    /// As `Core::note_present`.
+    fn note_present(&self) {
+        if self.memory.load(Ordering::Acquire) != 0 && self.state.start_present(false) {
+            self.end(Place::In);
         }
     }
 
@@ -260,6 +284,28 @@ fn loom_what_is_removed_is_freed_by_the_owner() {
     };
     check(2, [reader, EVICT], 2..=2);
     check(2, [reader, EVICT_LATER], 2..=2);
+}
+
+/// What is in memory may be emptied long after that was told, and is not taken until then: it would come
+/// back. What is there and was not given back is found.
+#[test]
+fn loom_what_was_given_back_is_not_taken_before_it_is_emptied() {
+    let reader: fn(&Page) = |page| {
+        page.memory.store(2, Ordering::Release);
+        page.note_present();
+        assert_ne!(page.state.get().place(), Place::New, "it was not found");
+        page.give_back();
+        page.is_told.store(1, Ordering::Release);
+        page.note_present();
+    };
+    let discarder: fn(&Page) = |page| {
+        while page.is_told.load(Ordering::Acquire) == 0 {
+            thread::yield_now();
+        }
+        page.memory.store(0, Ordering::Release);
+    };
+    check(3, [reader, discarder, EVICT], 1..=1);
+    check(3, [reader, discarder, EVICT_LATER], 1..=1);
 }
 
 /// A ring is seen by who waits, or has read the number, with all that was written before it.

@@ -25,7 +25,8 @@
 //!
 //! - *copied*: the store still has the contents that the page was loaded with. The program may have changed
 //!   them since. Of a page that has an owner, the same bit says *discarded*: its contents are not needed any
-//!   more, and the owner frees them.
+//!   more, and the owner frees them. Of a new page it says *given back*: what is in memory there, if anything,
+//!   is about to be emptied by a thread of the program, and is not taken.
 //! - *pinned*: the page is not evicted.
 //! - *access*: how the program says that it will touch the page ([`Access`]).
 
@@ -94,7 +95,8 @@ impl Seen {
         to as u8 | self.0 & KEPT
     }
 
-    /// Returns whether the store has a copy; of a page that has an owner, whether it is discarded.
+    /// Returns whether the store has a copy; of a page that has an owner, whether it is discarded; of a new
+    /// one, whether it was given back.
     pub(crate) fn is_copied(self) -> bool {
         self.0 & COPIED != 0
     }
@@ -122,6 +124,7 @@ pub(crate) enum Touched {
     /// The caller is to load the page, which it owns now.
     Load {
         stored: bool,
+        given_back: bool,
     },
     /// The caller is to open the page, which is in memory, and which it owns now.
     Open {
@@ -158,8 +161,8 @@ impl State {
         let mut touched = Touched::Lost;
         self.update(|seen| {
             touched = match seen.place() {
-                Place::New => Touched::Load { stored: false },
-                Place::Out => Touched::Load { stored: true },
+                Place::New => Touched::Load { stored: false, given_back: seen.is_copied() },
+                Place::Out => Touched::Load { stored: true, given_back: false },
                 Place::Waiting => Touched::Open { copied: seen.is_copied() },
                 Place::In => Touched::In,
                 Place::Loading | Place::Leaving => Touched::Busy,
@@ -175,11 +178,17 @@ impl State {
     }
 
     /// Takes the page from a place, if it is there, to `Loading` or `Leaving`: it belongs to the caller then.
-    /// Returns whether the store has a copy. What is pinned does not begin to leave.
+    /// Returns [`Seen::is_copied`]. What is pinned does not begin to leave.
     pub(crate) fn start(&self, from: Place, to: Place) -> Option<bool> {
         let stays = |seen: Seen| seen.is_pinned() && (from, to) == (Place::In, Place::Leaving);
         let may = |seen: Seen| seen.place() == from && !stays(seen);
         self.update(|seen| may(seen).then(|| seen.going(to))).map(Seen::is_copied)
+    }
+
+    /// Takes a new page that is in memory to `Loading`, unless it was given back; `anyway`, even so.
+    pub(crate) fn start_present(&self, anyway: bool) -> bool {
+        let may = |seen: Seen| seen.place() == Place::New && (anyway || !seen.is_copied());
+        self.update(|seen| may(seen).then(|| seen.going(Place::Loading))).is_some()
     }
 
     /// Starts to load the page, if it is to be loaded. Returns whether the store has contents.
@@ -192,6 +201,11 @@ impl State {
     /// Has the owner of a page in this place wake this thread; returns false if it is not there.
     pub(crate) fn want(&self, place: Place) -> bool {
         self.update(|seen| (seen.place() == place).then_some(seen.0 | WANTED)).is_some()
+    }
+
+    /// Notes that a new page was given back; returns false if it is not new.
+    pub(crate) fn give_back(&self) -> bool {
+        self.update(|seen| (seen.place() == Place::New).then_some(seen.0 | COPIED)).is_some()
     }
 
     /// Has the owner of a page free its contents when it ends its state; returns false if none owns it.

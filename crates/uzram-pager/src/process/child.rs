@@ -225,6 +225,7 @@ impl Process {
         self.messages.extract_if(.., is_parents).for_each(std::mem::forget);
         std::mem::forget(std::mem::take(&mut self.children));
         self.late.clear();
+        self.given_back.clear();
         let sharing = self.sharing.take();
         if let Some(active) = &mut self.active {
             let core = &active.waiter.core;
@@ -257,7 +258,8 @@ impl Process {
                 let (piece, mapping) = self.first_piece(rest);
                 if let Some(mapping) = mapping {
                     register_soon(&self.uffd, &mapping)?;
-                    core.note_present(&self.uffd.page_table, piece)
+                    // No other thread is about to empty it: they are the parent's.
+                    core.note_present(&self.uffd.page_table, piece, true)
                         .map_err(|error| system("pagemap", error))?;
                 } else {
                     let gone = core.change_map().remove(piece.addresses());

@@ -42,7 +42,7 @@ use crate::figures::Figures;
 use crate::map::Part;
 use crate::pager::Threads;
 use crate::spill::Sharing;
-use crate::system::{new_eventfd, spawn, text_of};
+use crate::system::{new_eventfd, spawn, stat_field, text_of};
 use crate::uffd::{Message, Tells, Touch, Uffd};
 use crate::waiter::{Waiter, Whose};
 
@@ -62,9 +62,6 @@ const GROWN_PAGES: u64 = 256;
 const GROWN_SHARE: u64 = 64;
 /// How often what is mapped is asked for until it stays the same.
 const MOST_ATTEMPTS: usize = 8;
-/// How long MADV_DONTNEED may take to empty what it has told of: a page that was taken meanwhile would come
-/// back with what it held. What is there then was left by MADV_FREE, and is managed again.
-const FREED: Duration = Duration::from_secs(1);
 /// How long memory is left alone that cannot be managed.
 const REFUSED: Duration = Duration::from_secs(10);
 /// How often figures are published at most.
@@ -118,9 +115,10 @@ struct Process {
     children: Vec<OwnedFd>,
     /// Touches that wait until these have it.
     late: Vec<Touch>,
-    /// What the program has given back. By MADV_FREE, pages stay until the system needs them, and may be used
-    /// again without a touch that is trapped.
-    freed: Vec<(Range<usize>, Instant)>,
+    /// What the program has given back while it had one thread: MADV_FREE leaves pages there, which may be
+    /// used again without a touch that is trapped. Of how many that thread has returned from the call since.
+    given_back: Vec<Range<usize>>,
+    returned: usize,
     /// What the spill file's parent and child share from a fork on.
     sharing: Option<Sharing>,
     /// The program's size when its memory map was searched last, in pages that are not managed.
@@ -293,7 +291,8 @@ impl Process {
             touches: Vec::new(),
             children: Vec::new(),
             late: Vec::new(),
-            freed: Vec::new(),
+            given_back: Vec::new(),
+            returned: 0,
             sharing: None,
             searched_pages: 0,
             unproven: Vec::new(),
@@ -465,19 +464,25 @@ impl Process {
     /// Does what was read, and what can be read now, but proves nothing.
     fn take_up(&mut self) {
         let Some(core) = self.core() else { return };
-        let mut map = core.change_map();
+        let (mut map, id) = (core.change_map(), self.id().cast_unsigned());
         let read = self.uffd.read(|message| self.messages.push(message));
         debug_assert!(read.is_ok(), "{read:?}");
         // Who waits for a page that has another place now, or none, touches it again.
         let wake = |range: &Range<usize>| self.uffd.wake_at(range.start, range.len() >> PAGE_SHIFT);
         for message in self.messages.drain(..) {
             match message {
-                Message::Touch(touch) => self.touches.push(touch),
+                Message::Touch(touch) => {
+                    if touch.thread == id {
+                        self.returned = self.given_back.len();
+                    }
+                    self.touches.push(touch);
+                }
                 Message::Forked(child) => self.children.push(child),
                 Message::Removed(range) => {
-                    let parts = map.within(range);
-                    core.removed(&parts, false);
-                    self.freed.extend(parts.iter().map(|part| (part.addresses(), Instant::now())));
+                    core.removed(&map.within(range.clone()), false);
+                    if self.given_back.len() < MOST_MESSAGES {
+                        self.given_back.push(range);
+                    }
                 }
                 Message::Unmapped(range) => {
                     core.removed(&map.unmapped(range.clone()), true);
@@ -600,7 +605,9 @@ impl Process {
                         self.unproven.push(rest);
                         break;
                     }
-                    Some(true) if mapping.is_some() => drop(core.note_present(&self.uffd.page_table, piece)),
+                    Some(true) if mapping.is_some() => {
+                        drop(core.note_present(&self.uffd.page_table, piece, false))
+                    }
                     Some(_) => {
                         let gone = core.change_map().remove(piece.addresses());
                         core.removed(&gone, true);
@@ -685,11 +692,7 @@ impl Process {
         }
         let Some(core) = self.core() else { return };
         self.start_threads();
-        let old = self.freed.partition_point(|(_, since)| since.elapsed() > FREED);
-        for (range, _) in self.freed.drain(..old) {
-            let parts = core.map().within(range);
-            parts.into_iter().for_each(|part| drop(core.note_present(&self.uffd.page_table, part)));
-        }
+        self.look_at_given_back(&core);
         let mut besides = self.besides_pages();
         if besides >= self.searched_pages + GROWN_PAGES.max(core.room.resident_pages.get() / GROWN_SHARE) {
             core.room.expected_pages.set(0);
@@ -706,6 +709,26 @@ impl Process {
         if core.is_exceeded.load(Ordering::Relaxed) {
             self.exceeded(&core);
         }
+    }
+
+    /// Manages again what the program has given back and is there still, if its only thread has returned from
+    /// the call that did so: what was to be emptied is empty then. Of several threads, that is not known.
+    fn look_at_given_back(&mut self, core: &Core) {
+        if !self.given_back.is_empty() && !self.has_one_thread() {
+            self.given_back.clear();
+        }
+        for range in self.given_back.drain(..self.returned.min(self.given_back.len())) {
+            let parts = core.map().within(range);
+            parts.into_iter().for_each(|part| drop(core.note_present(&self.uffd.page_table, part, true)));
+        }
+        self.returned = 0;
+    }
+
+    fn has_one_thread(&self) -> bool {
+        let mut room = [0; 1024];
+        text_of(&self.stat, &mut room)
+            .and_then(|text| stat_field(text, 20))
+            .is_some_and(|threads| threads == "1")
     }
 
     /// Begins to manage memory.
