@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::ioctl::Opcode;
 use uzram::units::PAGE_SHIFT;
 
-use crate::uffd::{COPY, MOVE, MOVE_DONTWAKE};
+use crate::uffd::{COPY, MOVE};
 
 /// Nothing is trapped: pages are copied.
 pub(crate) static IS_EMULATED: AtomicBool = AtomicBool::new(false);
@@ -44,20 +44,10 @@ pub(crate) fn of_ioctl(may_refuse: bool) -> Option<Errno> {
     next().map(|which| errors[(which % 3) as usize])
 }
 
-/// Returns whether the next move is not to count all of its pages, and which. Has it wake nobody then.
-pub(crate) fn loses_count(mode: &mut u64) -> Option<u64> {
-    next().inspect(|_| *mode |= MOVE_DONTWAKE)
-}
-
 /// Has a move that succeeded look as if not all of its pages, or none, had been moved, as Linux 6.18 does.
-pub(crate) fn miscount(
-    moved: Result<(), Errno>,
-    lost: Option<u64>,
-    pages: usize,
-    counted_bytes: &mut i64,
-) -> Result<(), Errno> {
+pub(crate) fn miscount(moved: Result<(), Errno>, pages: usize, counted_bytes: &mut i64) -> Result<(), Errno> {
     moved?;
-    let Some(which) = lost else { return Ok(()) };
+    let Some(which) = next() else { return Ok(()) };
     match which as usize % pages {
         0 => Err(Errno::EXIST),
         counted => {

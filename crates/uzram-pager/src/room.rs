@@ -40,6 +40,8 @@ pub(crate) struct Room {
     store: Arc<Store>,
     pub(crate) limit_pages: Counter,
     pub(crate) resident_pages: Counter,
+    /// Pages that lie on a shelf, and in the program's memory again.
+    pub(crate) twice_pages: Counter,
     /// Pages of a program that are about to be managed: there is to be room for them then.
     pub(crate) expected_pages: Counter,
     /// Pages that hold anything, in memory or not.
@@ -66,6 +68,7 @@ impl Room {
             store,
             limit_pages: Counter::new(limit_pages),
             resident_pages: Counter::new(0),
+            twice_pages: Counter::new(0),
             expected_pages: Counter::new(0),
             touched_pages: Counter::new(0),
             is_hard: AtomicBool::new(false),
@@ -82,10 +85,10 @@ impl Room {
         self.resident_pages.get() + self.other_pages()
     }
 
-    /// Returns the pages of compressed memory and tables, and those that are expected.
+    /// Returns the pages of compressed memory and tables, of shelves, and those that are expected.
     fn other_pages(&self) -> u64 {
         let tables = self.touched_pages.get() * TABLE_BYTES / PAGE_SIZE as u64;
-        self.store.charged_pages() + tables + self.expected_pages.get()
+        self.store.charged_pages() + tables + self.twice_pages.get() + self.expected_pages.get()
     }
 
     pub(crate) fn most_used_pages(&self) -> u64 {

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use linux_raw_sys::general::{
@@ -52,7 +52,7 @@ pub(crate) const MOVE: Opcode = opcode::read_write::<uffdio_move>(0xaa, 0x05);
 const POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 0x08);
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 /// `UFFDIO_MOVE_MODE_DONTWAKE`
-pub(crate) const MOVE_DONTWAKE: u64 = 1;
+const MOVE_DONTWAKE: u64 = 1;
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
@@ -210,8 +210,8 @@ impl Uffd {
         self.copy(address, &[[0; PAGE_SIZE]], 0)
     }
 
-    /// Moves pages to where none is. Returns how many, from the first, and whether the next one is busy, or a
-    /// child's, too. What the kernel moves and does not count: docs/internals/pager.md.
+    /// Moves pages to where none is, and wakes nobody. Returns how many, from the first, and whether the next
+    /// one is busy, or a child's, too. What the kernel moves and does not count: docs/internals/pager.md.
     fn move_pages(&self, from: usize, to: usize, pages: usize) -> (usize, bool) {
         let (mut done, mut retries, mut most) = (0, 0, pages);
         while done < pages {
@@ -220,14 +220,12 @@ impl Uffd {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: (from + (done << PAGE_SHIFT)) as u64,
                 len: (count << PAGE_SHIFT) as u64,
-                mode: if self.holds() { MOVE_DONTWAKE } else { 0 },
+                mode: MOVE_DONTWAKE,
                 move_: 0,
             };
-            #[cfg(test)]
-            let lost = crate::faults::loses_count(&mut move_.mode);
             let moved = self.ioctl::<MOVE, _>(&mut move_);
             #[cfg(test)]
-            let moved = crate::faults::miscount(moved, lost, count, &mut move_.move_);
+            let moved = crate::faults::miscount(moved, count, &mut move_.move_);
             let is_there = |start| self.is_there(start + (done << PAGE_SHIFT));
             match moved {
                 Ok(()) => done += count,
@@ -236,11 +234,8 @@ impl Uffd {
                     retries += 1;
                     std::thread::yield_now();
                 }
-                // Moved before, and not counted: nobody was woken.
-                Err(_) if !is_there(from) && is_there(to) => {
-                    self.wake_at(to + (done << PAGE_SHIFT), 1);
-                    done += 1;
-                }
+                // Moved before, and not counted.
+                Err(_) if !is_there(from) && is_there(to) => done += 1,
                 // Two mappings: the kernel refuses both together.
                 Err(Errno::INVAL) if count > 1 => most = count.div_ceil(2),
                 // A child has it, too, or had it; or the kernel is at it.
@@ -346,19 +341,16 @@ impl Uffd {
         }
     }
 
-    /// Opens a page again that was taken, at the shelf's `nth` place. Waits as [`Uffd::copy`] does. Returns
-    /// false if the memory map is changing.
-    pub(crate) fn give_back(&self, shelf: &Staging, nth: usize, page: Part) -> bool {
+    /// Opens a page again that was taken, at the shelf's `nth` place: a copy, as to move it would interrupt
+    /// other CPUs; `moves`, if there may be no memory for one: the caller wakes who waits. Waits as
+    /// [`Uffd::copy`] does. Returns false if the memory map is changing.
+    pub(crate) fn give_back(&self, shelf: &Staging, nth: usize, page: Part, moves: bool) -> bool {
         let from = shelf.address(nth, 1);
-        if self.move_pages(from, page.address, 1).0 > 0 {
+        // It may have been moved at the last attempt, and the program has given it back since.
+        if moves && (self.move_pages(from, page.address, 1).0 > 0 || !self.is_there(from)) {
             return true;
         }
-        if !self.is_there(from) {
-            // It was moved, and the program has given it back since.
-            self.wake_at(page.address, 1);
-            return true;
-        }
-        // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
+        // It can be copied even if it cannot be moved.
         self.copy(page.address, std::slice::from_ref(shelf.page(nth)), 0) > 0
     }
 
@@ -385,6 +377,8 @@ pub(crate) struct Staging {
     part: Part,
     /// Something else has touched pages that were not there.
     was_touched: AtomicBool,
+    /// How many of its pages the program has again, too.
+    pub(crate) reopened: AtomicU64,
 }
 
 impl Staging {
@@ -392,7 +386,12 @@ impl Staging {
     pub(crate) fn new(uffd: &Arc<Uffd>) -> Result<Staging> {
         let address = reserve((MOST_PAGES + 2) << PAGE_SHIFT)? + PAGE_SIZE;
         let part = Part { address, first: 0, pages: MOST_PAGES };
-        let staging = Staging { uffd: Arc::clone(uffd), part, was_touched: AtomicBool::new(false) };
+        let staging = Staging {
+            uffd: Arc::clone(uffd),
+            part,
+            was_touched: AtomicBool::new(false),
+            reopened: AtomicU64::new(0),
+        };
         uffd.map(part)?;
         Ok(staging)
     }

@@ -147,10 +147,12 @@ impl Core {
     pub(super) fn reopen(&self, page: u64, copied: bool, waits: bool) -> Fault {
         // The shelf is not released before the slot is 0.
         let (shelf, nth) = self.slot(page);
-        if !self.give_back(shelf, nth, page, waits) {
+        if !self.give_back(shelf, nth, page, waits, false) {
             self.end(page, Place::Waiting, copied);
             return Fault::Changing;
         }
+        shelf.reopened.fetch_add(1, Ordering::Relaxed);
+        self.room.twice_pages.add(1);
         self.slots[page as usize].store(0, Ordering::Release);
         if copied {
             // It is in use, and stays for a while: others have more of a copy.
@@ -164,13 +166,14 @@ impl Core {
         Fault::Done
     }
 
-    /// Opens a page again that was taken. Returns false if the memory map is changing, unless it `waits`.
-    fn give_back(&self, shelf: &Staging, nth: usize, page: u64, waits: bool) -> bool {
+    /// Opens a page again that was taken: `moves` or copies it. Returns false if the memory map is changing,
+    /// unless it `waits`.
+    fn give_back(&self, shelf: &Staging, nth: usize, page: u64, waits: bool, moves: bool) -> bool {
         loop {
             let map = self.map();
             // What is not mapped or needed any more stays away. The lock keeps it so.
             let part = map.of(page, 1).filter(|_| !self.state(page).get().is_copied());
-            if part.is_none_or(|part| self.uffd.give_back(shelf, nth, part)) {
+            if part.is_none_or(|part| self.uffd.give_back(shelf, nth, part, moves)) {
                 return true;
             }
             drop(map);
@@ -231,9 +234,10 @@ impl Core {
             *stored = self.write(PageNo::from_number(*page), shelf.page(*nth), *copied);
         }
         for taken in taken.iter().filter(|taken| !taken.stored) {
-            self.give_back(shelf, taken.nth, taken.page, true);
+            self.give_back(shelf, taken.nth, taken.page, true, true);
         }
         shelf.release();
+        self.room.twice_pages.sub(shelf.reopened.swap(0, Ordering::Relaxed));
         let share = self.shares.local();
         let (mut dead, mut dead_count, mut left) = ([0; MOST_PAGES], 0, 0);
         for Taken { page, copied, stored, .. } in taken {
