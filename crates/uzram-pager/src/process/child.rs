@@ -225,7 +225,6 @@ impl Process {
         self.messages.extract_if(.., is_parents).for_each(std::mem::forget);
         std::mem::forget(std::mem::take(&mut self.children));
         self.late.clear();
-        self.given_back.clear();
         let sharing = self.sharing.take();
         if let Some(active) = &mut self.active {
             let core = &active.waiter.core;
@@ -237,6 +236,8 @@ impl Process {
         }
         self.take_up();
         self.register_all()?;
+        self.given_back.clear();
+        self.returned = 0;
         self.begin_figures();
         confine::confine(&self.program)?;
         self.start_threads();
