@@ -19,6 +19,7 @@ int main(void) {
     fill(memory, 48 * MIB, 1);
     check(mprotect(read_only, 8 * MIB, PROT_READ) == 0);
     fill(memory, 48 * MIB, 1);
+    press();
     check(setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0);
     check_all();
     pid_t pid = fork();
