@@ -119,7 +119,7 @@ impl Page {
         let is_there = self.state.start(place, Place::Loading).is_some();
         if is_there {
             self.empty(place);
-            self.end(Place::New);
+            self.end_given_back();
         }
         is_there
     }
@@ -131,14 +131,7 @@ impl Page {
             let is_done = match self.state.get().place() {
                 Place::New => self.state.give_back(),
                 Place::Loading | Place::Leaving => self.state.discard_later(),
-                place => {
-                    let is_there = self.state.start(place, Place::Loading).is_some();
-                    if is_there {
-                        self.empty(place);
-                        self.end_given_back();
-                    }
-                    is_there
-                }
+                place => self.discard(place),
             };
             if is_done {
                 return;

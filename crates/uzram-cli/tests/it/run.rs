@@ -27,7 +27,7 @@ fn programs_are_as_without() {
         ("huge", "", "--limit 24M", ""),
         ("signals", "", "--limit 24M", ""),
         ("loads", "", "--limit 24M", ""),
-        ("discards", "", "--limit 4M", "20"),
+        ("discards", "", "--limit 4M", ""),
         ("stacks", "", "--limit 24M", ""),
         ("limits", "", "--limit 24M", ""),
         ("odd", "", "--limit 24M --spill /var/tmp:1G", ""),

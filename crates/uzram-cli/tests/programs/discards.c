@@ -1,5 +1,5 @@
-/* A thread that gives memory back, and gets a CPU only now and then: whatever is taken away while its call has begun
-   and not emptied the memory yet, the memory reads as zeros when it returns. */
+/* A thread that gives memory back, and gets a CPU only now and then: whatever is taken away while its call has
+   begun and not emptied the memory yet, the memory reads as zeros when it returns. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <pthread.h>
@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #define BLOCK (MIB / 4)
+#define ROUNDS 20
 
 static int ask[2], answer[2];
 static char *block;
@@ -45,8 +46,7 @@ static void *discard(void *unused) {
     return NULL;
 }
 
-int main(int count, char **args) {
-    int rounds = count > 1 ? atoi(args[1]) : 4;
+int main(void) {
     check(pipe(ask) == 0 && pipe(answer) == 0);
     CPU_ZERO(&one);
     CPU_SET(sched_getcpu(), &one);
@@ -56,7 +56,7 @@ int main(int count, char **args) {
     for (int i = 0; i < 3; i++)
         check(pthread_create(&others[i], NULL, i ? be_busy : press_on, NULL) == 0);
     check(pthread_create(&idle, NULL, discard, NULL) == 0);
-    for (int round = 1; round <= rounds; round++) {
+    for (int round = 1; round <= ROUNDS; round++) {
         fill(block, BLOCK, round);
         char c = 1;
         atomic_store(&begins, 0);
